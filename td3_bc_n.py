@@ -1,0 +1,454 @@
+"""TD3-BC-N: offline reinforcement learning with an ensemble of critics and a little cloning.
+
+Beeson & Montana, "Balancing policy constraint and ensemble size in uncertainty-based offline
+reinforcement learning". N critics learn from a fixed data set, and the policy maximises their
+minimum: an action on which they disagree is penalised. Behavioural cloning keeps the policy near
+the data, so other actions are seen less, the critics disagree more there, and N = 10 is enough.
+
+    a'      = clip(pi'(s') + clip(eps, -c, c), -1, 1),  eps ~ N(0, policy_noise)
+    critics   minimise (Q_i(s, a) - y)^2
+              with y = r + gamma (1 - d) min_i Q'_i(s', a')             (1) shared targets
+              or   y_i = r + gamma (1 - d) Q'_i(s', a')                 (2) independent targets
+    policy    maximises Q / mean|Q| - beta (pi(s) - a)^2                (3)
+              with Q = min_i Q_i(s, pi(s))
+
+Run it:
+    python td3_bc_n.py --env-id hopper-medium-expert-v2
+    python td3_bc_n.py --env-id antmaze-large-diverse-v0 --independent-targets
+    python td3_bc_n.py --env-id my/robot-v0 --beta 0.1 --num-critics 20    (any Minari data set)
+"""
+
+import copy
+import json
+import math
+import os
+import re
+import sys
+import time
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import gymnasium as gym
+import h5py
+import minari
+import numpy as np
+import torch
+import torch.nn.functional as F
+import tyro
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    # The run
+    env_id: str = "hopper-medium-expert-v2"  # a D4RL name, or Minari data set ids joined by commas
+    seed: int = 1  # of the networks, the batches and the evaluation episodes
+    gradient_steps: int = 1_000_000  # critic updates (paper: 1000000)
+    cuda: bool = True  # train on the GPU if there is one
+    torch_deterministic: bool = True  # use deterministic algorithms
+    runs_dir: str = "runs"  # the run writes to RUNS_DIR/ENV__SCRIPT__SEED__TIME
+    track: bool = False  # log to Weights & Biases too (needs: pip install wandb)
+    wandb_project_name: str = "bc-n"  # the project there
+    wandb_entity: str | None = None  # the team there
+    # The method
+    num_critics: int = 10  # N, the size of the ensemble (paper: 10)
+    beta: float = 0.03  # weight of behavioural cloning (paper: by task)
+    independent_targets: bool = False  # every critic learns from its own target (paper: by task)
+    bc_inflation: float = 10.0  # beta is multiplied by this ... (paper: 10)
+    bc_inflation_steps: int = 50_000  # ... for so many steps at the start (paper: 50000)
+    critic_init: Literal["paper", "torch"] = "paper"  # initial weights, see Critics
+    normalize_states: bool = True  # standardise states by the data's statistics (paper: yes)
+    reward_transform: Literal["raw", "antmaze", "standardize"] = (
+        "raw"  # r, 4(r - 0.5), (r - mean)/std
+    )
+    batch_size: int = 256  # transitions per gradient step (paper: 256)
+    learning_rate: float = 3e-4  # of Adam, for every network (paper: 3e-4)
+    gamma: float = 0.99  # discount factor (paper: 0.99)
+    tau: float = 0.005  # how fast target networks follow (paper: 0.005)
+    policy_noise: float = 0.2  # deviation of the noise on target actions (paper: 0.2)
+    noise_clip: float = 0.5  # bound of that noise (paper: 0.5)
+    policy_frequency: int = 2  # critic updates per policy update (paper: 2)
+    # Evaluation and logging
+    eval_frequency: int = 10_000  # gradient steps between evaluations
+    eval_episodes: int = 10  # episodes of an evaluation (paper: 10 or 100, by task)
+    final_eval_episodes: int = 10  # episodes of the last one (paper: 10 or 100, by task)
+    log_frequency: int = 1_000  # gradient steps between entries of losses
+    capture_video: bool = False  # film the first episode of each evaluation
+
+
+class Task(NamedTuple):
+    beta: float  # the paper's, for any data of the task
+    independent_targets: bool
+    reward_transform: str
+    eval_episodes: int
+    horizon: int  # time limit of an evaluation episode
+    random_return: float  # D4RL's references: the return of a normalised score of 0 ...
+    expert_return: float  # ... and of 100
+
+
+TASKS = {
+    "halfcheetah": Task(0.04, False, "raw", 10, 1000, -280.178953, 12135.0),
+    "hopper": Task(0.03, False, "raw", 10, 1000, -20.272305, 3234.3),
+    "walker2d": Task(0.03, False, "raw", 10, 1000, 1.629008, 4592.3),
+    "maze2d-umaze": Task(0.02, False, "raw", 100, 300, 23.85, 161.86),
+    "maze2d-medium": Task(0.2, False, "raw", 100, 600, 13.13, 277.39),
+    "maze2d-large": Task(0.2, False, "raw", 100, 800, 6.7, 273.99),
+    "antmaze-umaze": Task(0.1, True, "antmaze", 100, 700, 0.0, 1.0),
+    "antmaze-medium": Task(0.02, True, "antmaze", 100, 1000, 0.0, 1.0),
+    "antmaze-large": Task(0.02, True, "antmaze", 100, 1000, 0.0, 1.0),
+    "pen": Task(10.0, True, "standardize", 100, 100, 96.262799, 3076.8331017826877),
+    "hammer": Task(10.0, True, "standardize", 100, 200, -274.856578, 12794.134825156867),
+    "door": Task(10.0, True, "standardize", 100, 200, -56.512833, 2880.5693087298737),
+    "relocate": Task(10.0, True, "standardize", 100, 200, -6.425911, 4233.877797728884),
+}
+
+
+def task_of(env_id):
+    """The row of TASKS that a data set's name points to, or None."""
+    name = "-" + env_id.replace("pointmaze", "maze2d").replace("/", "-").replace(",", "-") + "-"
+    return next((row for task, row in TASKS.items() if f"-{task}-" in name), None)
+
+
+def parse_args():
+    """Look up the task before parsing, so that --help shows the numbers that a run would use."""
+    given = re.search(r"--env[-_]id[= ](\S+)", " ".join(sys.argv[1:]))
+    defaults = Args(env_id=given[1]) if given else Args()
+    if task := task_of(defaults.env_id):
+        for name in task._fields:
+            if hasattr(defaults, name):
+                setattr(defaults, name, getattr(task, name))
+        defaults.final_eval_episodes = task.eval_episodes
+    return tyro.cli(Args, default=defaults, description=__doc__)
+
+
+class Critics(nn.Module):
+    """N critics, a batched matmul a layer: states (B, S), actions (B, A) -> values (N, B)."""
+
+    def __init__(self, num_critics, obs_dim, action_dim, init):
+        super().__init__()
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for fan_in, fan_out in pairwise([obs_dim + action_dim, 256, 256, 256, 1]):
+            # "paper": the authors' Kaiming rule takes `out` of (N, in, out) for the fan-in. So the
+            # output layer starts in +-1, not +-1/16: 12 times the spread of torch's ensemble.
+            bound = 1 / math.sqrt(fan_out if init == "paper" else fan_in)
+            self.weights.append(torch.empty(num_critics, fan_in, fan_out).uniform_(-bound, bound))
+            self.biases.append(torch.empty(num_critics, 1, fan_out).uniform_(-bound, bound))
+
+    def forward(self, obs, actions):
+        x = torch.cat([obs, actions], dim=-1).expand(len(self.weights[0]), -1, -1)
+        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            x = F.relu(torch.baddbmm(bias, x, weight))
+        return torch.baddbmm(self.biases[-1], x, self.weights[-1]).squeeze(-1)
+
+
+class Policy(nn.Module):
+    """Deterministic: states (B, S) -> actions (B, A) in [-1, 1]."""
+
+    def __init__(self, obs_dim, action_dim):
+        super().__init__()
+        layers = [nn.Linear(obs_dim, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()]
+        self.hidden = nn.Sequential(*layers, nn.Linear(256, 256), nn.ReLU())
+        self.mean = nn.Linear(256, action_dim)
+
+    def forward(self, obs):
+        return torch.tanh(self.mean(self.hidden(obs)))
+
+
+class Agent(nn.Module):
+    """All that is learned, and the data's statistics, in one state_dict."""
+
+    def __init__(self, obs_dim, action_dim, args):
+        super().__init__()
+        self.register_buffer("obs_mean", torch.zeros(obs_dim))
+        self.register_buffer("obs_std", torch.ones(obs_dim))
+        self.register_buffer("reward_shift", torch.tensor(0.0))
+        self.register_buffer("reward_scale", torch.tensor(1.0))
+        self.critics = Critics(args.num_critics, obs_dim, action_dim, args.critic_init)
+        self.critics_target = copy.deepcopy(self.critics).requires_grad_(False)
+        self.policy = Policy(obs_dim, action_dim)
+        self.policy_target = copy.deepcopy(self.policy).requires_grad_(False)
+
+    def fit_statistics(self, observations, rewards, args):
+        """Statistics of the data, in double precision: a million float32 rows do not add up."""
+        if args.normalize_states:
+            self.obs_mean.copy_(torch.as_tensor(observations.mean(0, dtype=np.float64)))
+            self.obs_std.copy_(torch.as_tensor(observations.std(0, dtype=np.float64) + 1e-3))
+        if args.reward_transform == "antmaze":
+            self.reward_shift.fill_(0.5)
+            self.reward_scale.fill_(4.0)
+        if args.reward_transform == "standardize":
+            self.reward_shift.fill_(rewards.mean(dtype=np.float64))
+            self.reward_scale.fill_(1 / rewards.std(dtype=np.float64))
+
+    def normalize(self, obs):
+        return (obs - self.obs_mean) / self.obs_std
+
+    @torch.no_grad()
+    def act(self, observations):
+        """What an evaluation does: the policy's actions for the environments' observations."""
+        obs = torch.as_tensor(observations, dtype=torch.float32, device=self.obs_mean.device)
+        return self.policy(self.normalize(obs)).cpu().numpy()
+
+
+def critic_loss(agent, batch, args):
+    obs, actions, rewards, next_obs, terminals = batch
+    with torch.no_grad():
+        noise = torch.randn_like(actions) * args.policy_noise
+        noise = noise.clamp(-args.noise_clip, args.noise_clip)
+        next_actions = (agent.policy_target(next_obs) + noise).clamp(-1, 1)
+        next_q = agent.critics_target(next_obs, next_actions)
+        if not args.independent_targets:
+            next_q = next_q.amin(dim=0, keepdim=True)
+        targets = rewards + args.gamma * (1 - terminals) * next_q  # (1) as (1, B) or (2) as (N, B)
+    q = agent.critics(obs, actions)
+    return F.mse_loss(q, targets.expand_as(q))
+
+
+def policy_loss(agent, batch, beta):
+    obs, actions = batch[:2]
+    policy_actions = agent.policy(obs)
+    q = agent.critics(obs, policy_actions).amin(dim=0)  # the minimum with either kind of target
+    return -q.mean() / q.abs().mean().detach() + beta * F.mse_loss(policy_actions, actions)  # (3)
+
+
+def make_optimizers(agent, args):
+    parameters = {"critics": agent.critics.parameters(), "policy": agent.policy.parameters()}
+    return {k: torch.optim.Adam(p, args.learning_rate, fused=True) for k, p in parameters.items()}
+
+
+def update(agent, optimizers, batch, beta, step, args):
+    """One gradient step; the losses stay on the device until somebody reads them."""
+    losses = {"critic": critic_loss(agent, batch, args)}
+    optimizers["critics"].zero_grad()
+    losses["critic"].backward()
+    optimizers["critics"].step()
+    if step % args.policy_frequency == 0:
+        losses["policy"] = policy_loss(agent, batch, beta)
+        optimizers["policy"].zero_grad()
+        losses["policy"].backward(inputs=list(agent.policy.parameters()))
+        optimizers["policy"].step()
+        polyak(agent.critics_target, agent.critics, args.tau)
+        polyak(agent.policy_target, agent.policy, args.tau)
+    return {name: loss.detach() for name, loss in losses.items()}
+
+
+@torch.no_grad()
+def polyak(target, network, tau):
+    for target_parameter, parameter in zip(target.parameters(), network.parameters(), strict=True):
+        target_parameter.lerp_(parameter, tau)
+
+
+# Minari's counterparts of D4RL's data sets: other data, and for the mazes other physics.
+COUNTERPARTS = {
+    r"(hopper|halfcheetah|walker2d)-(medium|expert)-v2": r"mujoco/\1/\2-v0",
+    r"(hopper|halfcheetah|walker2d)-medium-expert-v2": r"mujoco/\1/medium-v0,mujoco/\1/expert-v0",
+    r"maze2d-(umaze|medium|large)-v1": r"D4RL/pointmaze/\1-v2",
+    r"antmaze-(umaze(-diverse)?|(medium|large)-(play|diverse))-v[02]": r"D4RL/antmaze/\1-v1",
+    r"(pen|hammer|door|relocate)-(human|cloned|expert)-v1": r"D4RL/\1/\2-v2",
+}
+
+
+def load_data(env_id):
+    """Transitions as five arrays, what there is to say of them, and a maker of environments."""
+    matches = [(re.fullmatch(pattern, env_id), ids) for pattern, ids in COUNTERPARTS.items()]
+    ids = next((match.expand(ids) for match, ids in matches if match), env_id)
+    episodes, task = [], task_of(env_id)
+    for dataset_id in ids.split(","):
+        try:
+            dataset = minari.load_dataset(dataset_id, download=True)
+        except Exception as error:  # the hub's client has exceptions of its own, not OSError
+            sys.exit(f"{dataset_id}: no Minari data set here, and none to download ({error})")
+        env = make_env(dataset, task)
+        with h5py.File(dataset.storage.data_path / "main_data.hdf5") as file:
+            for index in dataset.episode_indices:
+                episode = file[f"episode_{index}"]
+                observations = flatten(episode["observations"], env.unwrapped.observation_space)
+                actions, rewards = episode["actions"][()], episode["rewards"][()]
+                # A time limit is no terminal: the state after it has a value, and the last of the
+                # T + 1 observations is that state.
+                terminals = episode["terminations"][()]
+                if "Maze_" in env.spec.id:
+                    terminals = rewards > 0  # the collector went on at the goal, a policy is done
+                episodes.append((observations[:-1], actions, rewards, observations[1:], terminals))
+    data = [np.concatenate(column).astype(np.float32) for column in zip(*episodes, strict=True)]
+    space, metadata = env.unwrapped.action_space, dataset.storage.metadata
+    data[1] = (2 * (data[1] - space.low) / (space.high - space.low) - 1).clip(-1, 1)
+    facts = {
+        "dataset": ids,
+        "source": f"Minari, {dataset.storage.data_path}",
+        "transitions": len(data[0]),
+        "episodes": len(episodes),
+        "mean_return": float(np.mean([episode[2].sum() for episode in episodes])),
+        "environment": f"{env.spec.id}, {env.spec.max_episode_steps} steps",
+        "random_return": task.random_return if task else metadata.get("ref_min_score", 0.0),
+        "expert_return": task.expert_return if task else metadata.get("ref_max_score", 100.0),
+        "task": "the paper's" if task else "not one of the paper's: generic defaults",
+        "comparable_with_the_paper": "no: its scores are of D4RL's own files and environments",
+    }
+    return data, facts, partial(make_env, dataset, task)
+
+
+def flatten(observations, space):
+    """One row a step, in the order of gym.wrappers.FlattenObservation."""
+    if isinstance(space, gym.spaces.Dict):
+        return np.hstack([flatten(observations[key], part) for key, part in space.items()])
+    return np.reshape(observations, (len(observations), -1))
+
+
+def make_env(dataset, task, **render):
+    """The data's environment, with flat observations and actions in [-1, 1]."""
+    spec = dataset.env_spec
+    # Minari's time limit for pointmaze is a float, and as long as the whole data set.
+    kwargs = {"max_episode_steps": task.horizon if task else int(spec.max_episode_steps)}
+    if "Maze_" in spec.id:
+        # As in D4RL: at the goal an ant's episode ends, and a point goes on collecting reward.
+        kwargs |= {"continuing_task": spec.id.startswith("PointMaze"), "reset_target": False}
+    # Minari's evaluation map of the ant's u-maze is not the data's maze.
+    kwargs["eval_env"] = not spec.id.startswith("AntMaze_UMaze")
+    env = gym.wrappers.FlattenObservation(dataset.recover_environment(**kwargs, **render))
+    return gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
+
+
+def evaluate(agent, envs, num_episodes, seed, facts):
+    """Exactly `num_episodes` seeded episodes, len(envs) at a time in one batched forward pass."""
+    seeds = np.random.SeedSequence(seed).generate_state(num_episodes).tolist()
+    returns, lengths, successes = np.zeros((3, num_episodes))
+    idle, playing, started = list(envs), {}, 0
+    while started < num_episodes or playing:
+        while idle and started < num_episodes:
+            env = idle.pop(0)
+            playing[started] = env, env.reset(seed=seeds[started])[0]
+            started += 1
+        actions = agent.act(np.stack([observation for _, observation in playing.values()]))
+        for (episode, (env, _)), action in zip(list(playing.items()), actions, strict=True):
+            observation, reward, terminated, truncated, info = env.step(action)
+            playing[episode] = env, observation
+            returns[episode] += reward
+            lengths[episode] += 1
+            successes[episode] = max(successes[episode], info.get("success", 0))
+            if terminated or truncated:
+                idle.append(env)
+                del playing[episode]
+    low, high = facts["random_return"], facts["expert_return"]
+    scores = 100 * (returns - low) / (high - low)
+    stderr = scores.std() / math.sqrt(max(1, num_episodes - 1))
+    figures = {"score": scores.mean(), "score_stderr": stderr, "score_worst": scores.min()}
+    figures |= {"return": returns.mean(), "return_worst": returns.min()}
+    if "success" in info:
+        figures["success_rate"] = successes.mean()
+    return {name: float(x) for name, x in figures.items()}, returns.tolist(), lengths.tolist()
+
+
+@torch.no_grad()
+def uncertainty(agent, obs, actions, seed):
+    """Section 5.3 of the paper: how far the critics disagree, near the data and away from it."""
+    generator = torch.Generator().manual_seed(seed)  # not the random stream of the training
+    sample = torch.randint(len(obs), (1024,), generator=generator).to(obs.device)
+    obs, actions = obs[sample], actions[sample]
+    uniform = torch.rand(actions.shape, generator=generator).to(obs.device) * 2 - 1
+    figures = {}
+    for kind, a in {"data": actions, "policy": agent.policy(obs), "random": uniform}.items():
+        q = agent.critics(obs, a)
+        figures[f"{kind}_std"] = q.std(dim=0).mean()
+        figures[f"{kind}_clip_penalty"] = (q.mean(dim=0) - q.amin(dim=0)).mean()
+        figures[f"{kind}_min"] = q.amin(dim=0).mean()
+    return figures
+
+
+if __name__ == "__main__":
+    args = parse_args()
+    if "DISPLAY" not in os.environ:
+        os.environ.setdefault("MUJOCO_GL", "egl")  # videos without a screen
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matmuls on CUDA
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.manual_seed(args.seed)
+
+    data, facts, new_env = load_data(args.env_id)
+    envs = [new_env() for _ in range(10)]
+    agent = Agent(data[0].shape[1], data[1].shape[1], args)
+    agent.fit_statistics(data[0], data[2], args)
+    agent.to(device)
+    optimizers = make_optimizers(agent, args)
+    obs, actions, rewards, next_obs, terminals = (torch.as_tensor(x, device=device) for x in data)
+    rewards = (rewards - agent.reward_shift) * agent.reward_scale
+    data = [agent.normalize(obs), actions, rewards, agent.normalize(next_obs), terminals]
+
+    name = f"{re.sub('[/,]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}"
+    run_dir = Path(args.runs_dir) / f"{name}__{datetime.now():%Y%m%d-%H%M%S-%f}"
+    run_dir.mkdir(parents=True)
+    facts |= {"device": str(device), "run": str(run_dir)}
+    print("\n".join(f"{key}: {value}" for key, value in (vars(args) | facts).items()))
+    if args.track:
+        import wandb
+
+        project, entity = args.wandb_project_name, args.wandb_entity
+        wandb.init(project=project, entity=entity, config=vars(args), sync_tensorboard=True)
+    writer = SummaryWriter(run_dir)
+    table = "".join(f"\n|{key}|{value}|" for key, value in (vars(args) | facts).items())
+    writer.add_text("hyperparameters", "|name|value|\n|-|-|" + table)
+
+    losses, history, started, paused = {}, [], time.monotonic(), 0.0
+    progress = tqdm(total=args.gradient_steps, disable=None)  # a bar on a terminal only
+    for step in range(1, args.gradient_steps + 1):
+        beta = args.beta * (args.bc_inflation if step <= args.bc_inflation_steps else 1.0)
+        index = torch.randint(len(obs), (args.batch_size,), device=device)
+        losses |= update(agent, optimizers, [column[index] for column in data], beta, step, args)
+        progress.update()
+
+        last = step == args.gradient_steps
+        if step % args.log_frequency == 0 or last:
+            speed = step / (time.monotonic() - started - paused)
+            logged = {"charts/SPS": speed, "charts/beta": beta}
+            logged |= {f"losses/{key}": loss.item() for key, loss in losses.items()}
+            for key, value in logged.items():
+                writer.add_scalar(key, value, step)
+            progress.set_postfix(loss=logged["losses/critic"], refresh=False)
+
+        if step % args.eval_frequency == 0 or last:
+            pause = time.monotonic()
+            num_episodes = args.final_eval_episodes if last else args.eval_episodes
+            figures, returns, lengths = evaluate(
+                agent, envs, num_episodes, [args.seed, step], facts
+            )
+            for key, value in figures.items():
+                writer.add_scalar(f"charts/{key}", value, step)
+            for key, value in uncertainty(agent, data[0], actions, args.seed).items():
+                writer.add_scalar(f"uncertainty/{key}", value.item(), step)
+            if args.capture_video:
+                film, folder = new_env(render_mode="rgb_array"), str(run_dir / "videos")
+                film = gym.wrappers.RecordVideo(film, folder, name_prefix=f"step-{step}")
+                evaluate(agent, [film], 1, [args.seed, step], facts)
+                film.close()
+            history.append({"step": step, **figures})
+            checkpoint = {
+                "agent": agent.state_dict(),
+                "args": vars(args),
+                "facts": facts,
+                "step": step,
+            }
+            torch.save(checkpoint, run_dir / "checkpoint.tmp")
+            os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
+            paused += time.monotonic() - pause
+            left = (time.monotonic() - started) / step * (args.gradient_steps - step)
+            progress.write(
+                f"step {step:,}: score {figures['score']:.1f} +- {figures['score_stderr']:.1f}, "
+                f"return {figures['return']:.1f} (worst {figures['return_worst']:.1f}), "
+                f"critic loss {losses['critic']:.3g}, {timedelta(seconds=int(left))} left"
+            )
+
+    progress.close()
+    writer.close()
+    packages = ("torch", "gymnasium", "minari", "mujoco", "numpy")
+    result = {"args": vars(args), "facts": facts, **figures, "steps_per_second": speed}
+    result |= {"versions": {package: version(package) for package in packages}, "history": history}
+    result |= {"returns": returns, "lengths": lengths}
+    (run_dir / "result.json").write_text(json.dumps(result, indent=2))
+    print(f"score {figures['score']:.1f} over {num_episodes} episodes, all in {run_dir}")

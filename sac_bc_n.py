@@ -67,9 +67,8 @@ class Args:
     bc_inflation_steps: int = 50_000  # ... for so many steps at the start (paper: 50000)
     critic_init: Literal["paper", "torch"] = "paper"  # initial weights, see Critics
     normalize_states: bool = True  # standardise states by the data's statistics (paper: yes)
-    reward_transform: Literal["raw", "antmaze", "standardize"] = (
-        "raw"  # r, 4(r - 0.5), (r - mean)/std
-    )
+    # r for raw, 4(r - 0.5) for antmaze, (r - mean)/std for standardize (paper: by task)
+    reward_transform: Literal["raw", "antmaze", "standardize"] = "raw"
     batch_size: int = 256  # transitions per gradient step (paper: 256)
     learning_rate: float = 3e-4  # of Adam, for every network (paper: 3e-4)
     gamma: float = 0.99  # discount factor (paper: 0.99)

@@ -1,0 +1,230 @@
+"""From a Minari data set to transitions, statistics and an evaluation environment."""
+
+import json
+import re
+
+import gymnasium as gym
+import h5py
+import numpy as np
+import pytest
+import torch
+from conftest import collect, create
+
+import sac_bc_n
+import td3_bc_n
+from td3_bc_n import Agent, Args, load_data
+
+SCRIPTS = [td3_bc_n, sac_bc_n]
+
+
+def stored_episodes(root, dataset_id):
+    """The episodes as h5py reads them, in the order of their numbers."""
+    with h5py.File(root / dataset_id / "data/main_data.hdf5") as file:
+        for i in range(len(file)):
+            yield {key: file[f"episode_{i}/{key}"][()] for key in ("rewards", "actions")} | {
+                "observations": file[f"episode_{i}/observations"][()],
+                "terminations": file[f"episode_{i}/terminations"][()],
+            }
+
+
+def test_transitions_have_their_true_successors_and_none_crosses_an_episode(datasets):
+    data, facts, _ = load_data("tests/hopper/random-v0")
+    obs, actions, rewards, next_obs, _ = data
+    start = 0
+    for episode in stored_episodes(datasets, "tests/hopper/random-v0"):
+        end = start + len(episode["rewards"])
+        observations = episode["observations"].astype(np.float32)
+        np.testing.assert_array_equal(obs[start:end], observations[:-1])
+        np.testing.assert_array_equal(next_obs[start:end], observations[1:])
+        np.testing.assert_allclose(actions[start:end], episode["actions"], atol=1e-6)
+        np.testing.assert_allclose(rewards[start:end], episode["rewards"], rtol=1e-6)
+        start = end
+    assert start == len(obs) == facts["transitions"]
+    assert all(column.dtype == np.float32 for column in data)
+
+
+def test_a_fall_is_terminal_and_a_time_limit_is_not(datasets):
+    _, _, _, _, terminals = load_data("tests/hopper/random-v0")[0]
+    lasts, start = [], 0
+    for episode in stored_episodes(datasets, "tests/hopper/random-v0"):
+        start += len(episode["rewards"])
+        lasts.append((len(episode["rewards"]), terminals[start - 1]))
+    assert terminals.sum() == sum(last for _, last in lasts), "a terminal ends its episode"
+    assert any(last == 1 for _, last in lasts)
+    assert any(length == 18 and last == 0 for length, last in lasts), "the limit bootstraps"
+
+
+def test_episodes_are_read_in_the_order_of_their_numbers_and_data_sets_concatenated():
+    first, more = load_data("tests/hopper/random-v0")[0], load_data("tests/hopper/more-v0")[0]
+    both, facts, _ = load_data("tests/hopper/random-v0,tests/hopper/more-v0")
+    for a, b, joined in zip(first, more, both, strict=True):
+        np.testing.assert_array_equal(np.concatenate([a, b]), joined)
+    assert facts["episodes"] == 40
+
+
+def test_facts_are_those_of_the_data(datasets):
+    facts = load_data("tests/hopper/random-v0")[1]
+    returns = [e["rewards"].sum() for e in stored_episodes(datasets, "tests/hopper/random-v0")]
+    assert facts["episodes"] == 30
+    assert facts["mean_return"] == pytest.approx(np.mean(returns))
+    assert facts["environment"] == "Hopper-v5, 1000 steps"
+    assert facts["comparable_with_the_paper"].startswith("no")
+    assert "Minari" in facts["source"]
+
+
+def test_actions_of_other_bounds_are_rescaled_for_the_data_and_for_the_environment(datasets):
+    data, _, make_env = load_data("tests/swing-v0")
+    stored = np.concatenate([e["actions"] for e in stored_episodes(datasets, "tests/swing-v0")])
+    assert np.abs(stored).max() > 1.5, "Pendulum's torque is in +-2"
+    np.testing.assert_allclose(data[1], stored / 2, atol=1e-6)
+    env, plain = make_env(), gym.make("Pendulum-v1")
+    env.reset(seed=0)
+    plain.reset(seed=0)
+    np.testing.assert_allclose(
+        env.step(np.array([0.25], dtype=np.float32))[0], plain.step(np.array([0.5]))[0], rtol=1e-5
+    )
+
+
+def test_unknown_task_takes_the_references_of_its_data_set():
+    facts = load_data("tests/swing-v0")[1]
+    assert (facts["random_return"], facts["expert_return"]) == (-400.0, 0.0)
+    assert "generic" in facts["task"]
+
+
+def test_actions_beyond_the_bounds_are_clipped():
+    env = gym.make("Hopper-v5", max_episode_steps=5)
+    buffers = collect(env, 2, seed=5)
+    buffers[0].actions[0] = [1.37, -1.2, 0.5]
+    create("tests/hopper/wild-v0", buffers, env)
+    actions = load_data("tests/hopper/wild-v0")[0][1]
+    np.testing.assert_allclose(actions[0], [1, -1, 0.5])
+
+
+@pytest.mark.parametrize("name", ["pointmaze", "antmaze"])
+def test_goal_observations_are_flattened_as_the_environment_does(datasets, name):
+    data, _, make_env = load_data(f"tests/{name}/umaze-v0")
+    env = make_env()
+    plain = env.unwrapped.observation_space
+    with h5py.File(datasets / f"tests/{name}/umaze-v0/data/main_data.hdf5") as file:
+        group = file["episode_0/observations"]
+        for row in (0, 7):
+            step = {key: group[key][row] for key in group}
+            expected = gym.spaces.flatten(plain, step)
+            np.testing.assert_allclose(data[0][row], expected, rtol=1e-6)
+            assert set(step["desired_goal"].astype("f4")) <= set(data[0][row]), "the goal is seen"
+    assert env.observation_space.shape == data[0].shape[1:]
+
+
+def test_reaching_the_goal_of_an_antmaze_is_terminal_and_ends_an_evaluation(datasets):
+    data, _, make_env = load_data("tests/antmaze/umaze-v0")
+    np.testing.assert_array_equal(data[4], data[2] > 0)
+    assert data[4].sum() == 3
+    env = make_env()
+    assert env.unwrapped.continuing_task is False
+    assert env.spec.max_episode_steps == 700
+
+
+def test_antmaze_is_evaluated_in_the_maze_of_its_data():
+    """Minari's evaluation map of antmaze-umaze is the mirror image of the data's."""
+    mirrored = [[1, 1, 1, 1, 1], [1, 0, 0, "r", 1], [1, 0, 1, 1, 1], [1, 0, 0, "g", 1], [1] * 5]
+    env = gym.make("AntMaze_UMaze-v4", continuing_task=True, max_episode_steps=5)
+    evaluation = gym.make("AntMaze_UMaze-v4", continuing_task=True, maze_map=mirrored)
+    create("tests/antmaze/umaze-v1", collect(env, 1, seed=0), env, eval_env=evaluation)
+    maze = load_data("tests/antmaze/umaze-v1")[2]().unwrapped.maze.maze_map
+    assert maze == env.unwrapped.maze.maze_map != mirrored
+
+
+def test_a_point_collects_reward_at_a_goal_that_stays(datasets):
+    metadata = json.loads((datasets / "tests/pointmaze/umaze-v0/data/metadata.json").read_text())
+    assert re.search(r'"max_episode_steps": 1e6', metadata["env_spec"]), "Minari's float limit"
+    env = load_data("tests/pointmaze/umaze-v0")[2]()
+    assert env.spec.max_episode_steps == 300
+    assert env.unwrapped.continuing_task is True and env.unwrapped.reset_target is False
+    env.reset(seed=0)
+    env.unwrapped.goal = env.unwrapped.point_env.data.qpos[:2].copy()
+    rewards = [env.step(np.zeros(2, dtype=np.float32))[1:3] for _ in range(5)]
+    assert rewards == [(1.0, False)] * 5
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_states_are_normalised_by_the_statistics_of_the_whole_data_set(script):
+    data = script.load_data("tests/hopper/random-v0")[0]
+    agent = script.Agent(11, 3, Args())
+    agent.fit_statistics(data[0], data[2], script.Args())
+    np.testing.assert_allclose(agent.obs_mean, data[0].astype("f8").mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(agent.obs_std, data[0].astype("f8").std(0) + 1e-3, rtol=1e-5)
+    normalised = agent.normalize(torch.as_tensor(data[0]))
+    by_hand = (data[0] - data[0].mean(0)) / (data[0].std(0) + 1e-3)
+    np.testing.assert_allclose(normalised, by_hand, atol=1e-3)
+    # An evaluation normalises by the same numbers, which travel in the state_dict.
+    expected = agent.policy(normalised[:5]).detach().numpy()
+    np.testing.assert_allclose(agent.act(data[0][:5]), expected, atol=1e-6)
+    other = script.Agent(11, 3, Args())
+    other.load_state_dict(agent.state_dict())
+    np.testing.assert_array_equal(other.act(data[0][:5]), agent.act(data[0][:5]))
+
+
+def test_statistics_of_a_million_rows_keep_their_precision():
+    observations = np.full((1_000_000, 1), 1000.1, dtype=np.float32)
+    observations[::2] += 1
+    agent = Agent(1, 1, Args())
+    agent.fit_statistics(observations, observations[:, 0], Args())
+    assert agent.obs_mean.item() == pytest.approx(1000.6, abs=1e-3)
+    assert agent.obs_std.item() == pytest.approx(0.501, abs=1e-3)
+
+
+def test_states_stay_as_they_are_without_normalisation():
+    agent = Agent(11, 3, Args())
+    agent.fit_statistics(np.random.rand(10, 11), np.random.rand(10), Args(normalize_states=False))
+    obs = torch.randn(3, 11)
+    assert torch.equal(agent.normalize(obs), obs)
+
+
+@pytest.mark.parametrize(
+    ("transform", "expected"),
+    [("raw", [0.0, 1.0, 5.0]), ("antmaze", [-2.0, 2.0, 18.0]), ("standardize", None)],
+)
+def test_rewards_are_transformed_as_the_task_says(transform, expected):
+    rewards = np.array([0.0, 1.0, 5.0], dtype=np.float32)
+    expected = (rewards - 2) / np.sqrt(14 / 3) if expected is None else expected
+    agent = Agent(2, 1, Args())
+    agent.fit_statistics(np.zeros((3, 2)), rewards, Args(reward_transform=transform))
+    transformed = (torch.as_tensor(rewards) - agent.reward_shift) * agent.reward_scale
+    np.testing.assert_allclose(transformed, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [
+        ("hopper-medium-v2", "mujoco/hopper/medium-v0"),
+        ("walker2d-expert-v2", "mujoco/walker2d/expert-v0"),
+        (
+            "halfcheetah-medium-expert-v2",
+            "mujoco/halfcheetah/medium-v0,mujoco/halfcheetah/expert-v0",
+        ),
+        ("maze2d-large-v1", "D4RL/pointmaze/large-v2"),
+        ("antmaze-umaze-v0", "D4RL/antmaze/umaze-v1"),
+        ("antmaze-umaze-diverse-v2", "D4RL/antmaze/umaze-diverse-v1"),
+        ("antmaze-large-play-v2", "D4RL/antmaze/large-play-v1"),
+        ("pen-human-v1", "D4RL/pen/human-v2"),
+        ("relocate-cloned-v1", "D4RL/relocate/cloned-v2"),
+    ],
+)
+def test_a_d4rl_name_without_its_file_asks_for_minaris_counterpart(name, ids, monkeypatch):
+    asked = []
+
+    def load_dataset(dataset_id, download):
+        asked.append(dataset_id)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("minari.load_dataset", load_dataset)
+    with pytest.raises(SystemExit, match=re.escape(ids.split(",")[0])):
+        load_data(name)
+    assert asked == ids.split(",")[:1]
+
+
+def test_medium_expert_is_both_of_its_minari_data_sets(datasets):
+    env = gym.make("Hopper-v5", max_episode_steps=5)
+    create("mujoco/hopper/medium-v0", collect(env, 2, seed=0), env)
+    create("mujoco/hopper/expert-v0", collect(env, 3, seed=9), env)
+    assert load_data("hopper-medium-expert-v2")[1]["episodes"] == 5

@@ -1,0 +1,169 @@
+"""td3_bc_n.py against a slow reference: every critic an nn.Sequential, every equation by hand."""
+
+import copy
+
+import pytest
+import torch
+from reference import separate_critics
+
+from td3_bc_n import Agent, Args, critic_loss, make_optimizers, policy_loss, polyak, update
+
+N, B, S, A = 4, 32, 5, 2
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+
+
+@pytest.fixture
+def agent():
+    torch.manual_seed(0)
+    agent = Agent(S, A, Args(num_critics=N))
+    for network in (agent.critics_target, agent.policy_target):  # targets that differ from networks
+        for parameter in network.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return agent
+
+
+@pytest.fixture
+def batch():
+    torch.manual_seed(1)
+    obs, actions, next_obs = torch.randn(B, S), torch.rand(B, A) * 2 - 1, torch.randn(B, S)
+    return [obs, actions, torch.randn(B), next_obs, (torch.rand(B) < 0.3).float()]
+
+
+def reference_targets(agent, batch, args, noise):
+    """y for every critic and transition, in plain Python loops."""
+    _, _, rewards, next_obs, terminals = batch
+    targets = torch.zeros(N, B)
+    members = separate_critics(agent.critics_target)
+    for b in range(B):
+        clipped = noise[b].clamp(-args.noise_clip, args.noise_clip)
+        next_action = (agent.policy_target(next_obs[b]) + clipped).clamp(-1, 1)
+        values = [member(torch.cat([next_obs[b], next_action])).item() for member in members]
+        for i in range(N):
+            value = values[i] if args.independent_targets else min(values)
+            targets[i, b] = rewards[b] + args.gamma * (1 - terminals[b]) * value
+    return targets
+
+
+@pytest.mark.parametrize("independent", [False, True])
+@pytest.mark.parametrize("policy_noise", [0.2, 3.0])  # at 3.0, clipping is most of the noise
+def test_critic_loss_and_gradients_equal_the_reference(agent, batch, independent, policy_noise):
+    args = Args(num_critics=N, independent_targets=independent, policy_noise=policy_noise)
+    torch.manual_seed(2)
+    noise = torch.randn(B, A) * policy_noise
+    targets = reference_targets(agent, batch, args, noise)
+    members = separate_critics(agent.critics)
+    x = torch.cat(batch[:2], dim=1)
+    expected = sum(
+        ((m(x).squeeze(1) - y) ** 2).mean() for m, y in zip(members, targets, strict=True)
+    )
+    (expected / N).backward()
+
+    torch.manual_seed(2)
+    loss = critic_loss(agent, batch, args)
+    loss.backward()
+    torch.testing.assert_close(loss, expected / N, **CLOSE)
+    for layer, weight in enumerate(agent.critics.weights):
+        for i, member in enumerate(members):
+            torch.testing.assert_close(weight.grad[i], member[2 * layer].weight.grad.T, **CLOSE)
+    assert all(p.grad is None for p in agent.critics_target.parameters())
+    assert all(p.grad is None for p in agent.policy_target.parameters())
+
+
+def test_shared_and_independent_targets_differ(agent, batch):
+    losses = []
+    for independent in (False, True):
+        torch.manual_seed(2)
+        losses.append(critic_loss(agent, batch, Args(independent_targets=independent)).item())
+    assert abs(losses[0] - losses[1]) > 1e-3
+
+
+def reference_policy_loss(agent, batch, beta):
+    obs, actions = batch[:2]
+    policy_actions = agent.policy(obs)
+    x = torch.cat([obs, policy_actions], dim=1)
+    values = torch.stack([member(x).squeeze(1) for member in separate_critics(agent.critics)])
+    q = values.min(dim=0).values
+    normaliser = q.abs().mean().item()  # a number: no gradient through it
+    return -q.mean() / normaliser + beta * ((policy_actions - actions) ** 2).mean()
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3])
+def test_policy_loss_takes_the_minimum_and_a_normaliser_without_gradient(agent, batch, beta):
+    parameters = list(agent.policy.parameters())
+    expected = reference_policy_loss(agent, batch, beta)
+    expected_gradients = torch.autograd.grad(expected, parameters)
+    loss = policy_loss(agent, batch, beta)
+    torch.testing.assert_close(loss, expected, **CLOSE)
+    for gradient, by_hand in zip(
+        torch.autograd.grad(loss, parameters), expected_gradients, strict=True
+    ):
+        torch.testing.assert_close(gradient, by_hand, **CLOSE)
+
+
+def test_policy_step_changes_the_policy_and_no_critic(agent, batch):
+    args = Args(num_critics=N)
+    after = []
+    for step in (1, 2):  # without and with a policy step, from the same start
+        copied = copy.deepcopy(agent)
+        torch.manual_seed(3)
+        update(copied, make_optimizers(copied, args), batch, 0.3, step, args)
+        after.append(copied)
+    for without, with_step in zip(
+        after[0].critics.parameters(), after[1].critics.parameters(), strict=True
+    ):
+        assert torch.equal(without, with_step)
+        assert torch.equal(without.grad, with_step.grad), "the policy's loss adds nothing here"
+    for before, later in zip(agent.policy.parameters(), after[1].policy.parameters(), strict=True):
+        assert not torch.equal(before, later)
+
+
+def test_policy_and_targets_move_every_second_step(agent, batch):
+    args = Args(num_critics=N, policy_frequency=2)
+    optimizers = make_optimizers(agent, args)
+    moved = []
+    for step in range(1, 7):
+        before = copy.deepcopy(agent.state_dict())
+        update(agent, optimizers, batch, 0.3, step, args)
+        changed = {
+            key.split(".")[0] for key, x in agent.state_dict().items() if x.ne(before[key]).any()
+        }
+        moved.append(changed)
+    everything = {"critics", "policy", "critics_target", "policy_target"}
+    assert moved == [{"critics"}, everything] * 3
+
+
+def test_update_is_three_adam_steps_and_polyak_by_hand(agent, batch):
+    """One whole step against the reference: Adam written out, then Polyak from the new weights."""
+    args = Args(num_critics=N)
+    before = copy.deepcopy(agent)
+    torch.manual_seed(4)
+    critic_loss(before, batch, args).backward()
+    torch.manual_seed(4)
+    update(agent, make_optimizers(agent, args), batch, 0.3, 2, args)
+    for old, new in zip(before.critics.parameters(), agent.critics.parameters(), strict=True):
+        # The first step of Adam: both moments are unbiased estimates from this one gradient.
+        expected = old - args.learning_rate * old.grad / (old.grad.abs() + 1e-8)
+        torch.testing.assert_close(new, expected.detach(), atol=1e-6, rtol=1e-5)
+    pairs = [("critics_target", "critics"), ("policy_target", "policy")]
+    for target, network in pairs:
+        old, online = getattr(before, target).parameters(), getattr(agent, network).parameters()
+        for new, o, p in zip(getattr(agent, target).parameters(), old, online, strict=True):
+            torch.testing.assert_close(new, 0.995 * o + 0.005 * p.detach(), atol=1e-6, rtol=1e-5)
+
+
+def test_polyak_takes_tau_of_the_network():
+    target, network = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    expected = 0.75 * target.weight.detach() + 0.25 * network.weight.detach()
+    polyak(target, network, 0.25)
+    torch.testing.assert_close(target.weight.detach(), expected)
+
+
+def test_targets_start_as_copies_without_gradient():
+    agent = Agent(S, A, Args())
+    for target, network in (("critics_target", "critics"), ("policy_target", "policy")):
+        pairs = zip(
+            getattr(agent, target).parameters(), getattr(agent, network).parameters(), strict=True
+        )
+        for copied, parameter in pairs:
+            assert torch.equal(copied, parameter) and copied is not parameter
+            assert parameter.requires_grad and not copied.requires_grad

@@ -49,6 +49,7 @@ from tqdm import tqdm
 class Args:
     # The run
     env_id: str = "hopper-medium-expert-v2"  # a D4RL name, or Minari data set ids joined by commas
+    dataset_path: str | None = None  # a file of D4RL's to use, wherever it is
     seed: int = 1  # of the networks, the batches and the evaluation episodes
     gradient_steps: int = 1_000_000  # critic updates (paper: 1000000)
     cuda: bool = True  # train on the GPU if there is one
@@ -254,17 +255,57 @@ COUNTERPARTS = {
 }
 
 
-def load_data(env_id):
+def load_data(env_id, dataset_path=None):
     """Transitions as five arrays, what there is to say of them, and a maker of environments."""
+    try:
+        import d4rl_tasks
+
+        path = dataset_path or d4rl_tasks.find(env_id)
+    except ImportError:  # this script was copied out alone, and knows Minari's data only
+        path = None
+    data, returns, facts, new_env = load_d4rl(env_id, path) if path else load_minari(env_id)
+    env, task = new_env(), task_of(env_id)
+    if (expected := env.observation_space.shape) != data[0].shape[1:]:
+        shapes = f"the observations have shape {data[0].shape[1:]}, not {expected}"
+        sys.exit(f"{facts['dataset']}: {shapes} as those of {env.spec.id}")
+    facts |= {
+        "transitions": len(data[0]),
+        "episodes": len(returns),
+        "mean_return": float(np.mean(returns)),
+        "environment": f"{env.spec.id}, {env.spec.max_episode_steps} steps",
+        "task": "the paper's" if task else "not one of the paper's: generic defaults",
+    }
+    if task:
+        facts |= {"random_return": task.random_return, "expert_return": task.expert_return}
+    return data, facts, new_env
+
+
+def load_d4rl(env_id, path):
+    """D4RL's own file of a data set, and D4RL's environment."""
+    import d4rl_tasks
+
+    try:
+        *data, returns = d4rl_tasks.load(env_id, path).values()
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
+    newer = env_id.startswith("antmaze") and env_id.endswith("-v2")
+    comparable = "no: its antmaze is -v0" if newer else "yes: D4RL's file and environment"
+    facts = {"dataset": env_id, "source": str(path), "comparable_with_the_paper": comparable}
+    spec = gym.spec(env_id)
+    return data, returns, facts, lambda **render: wrap(gym.make(spec, **render))
+
+
+def load_minari(env_id):
+    """Minari's data of an id, or of the counterparts of a D4RL name."""
     matches = [(re.fullmatch(pattern, env_id), ids) for pattern, ids in COUNTERPARTS.items()]
     ids = next((match.expand(ids) for match, ids in matches if match), env_id)
-    episodes, task = [], task_of(env_id)
+    episodes = []
     for dataset_id in ids.split(","):
         try:
             dataset = minari.load_dataset(dataset_id, download=True)
         except Exception as error:  # the hub's client has exceptions of its own, not OSError
             sys.exit(f"{dataset_id}: no Minari data set here, and none to download ({error})")
-        env = make_env(dataset, task)
+        env = make_minari_env(dataset, task_of(env_id))
         with h5py.File(dataset.storage.data_path / "main_data.hdf5") as file:
             for index in dataset.episode_indices:
                 episode = file[f"episode_{index}"]
@@ -282,16 +323,12 @@ def load_data(env_id):
     facts = {
         "dataset": ids,
         "source": f"Minari, {dataset.storage.data_path}",
-        "transitions": len(data[0]),
-        "episodes": len(episodes),
-        "mean_return": float(np.mean([episode[2].sum() for episode in episodes])),
-        "environment": f"{env.spec.id}, {env.spec.max_episode_steps} steps",
-        "random_return": task.random_return if task else metadata.get("ref_min_score", 0.0),
-        "expert_return": task.expert_return if task else metadata.get("ref_max_score", 100.0),
-        "task": "the paper's" if task else "not one of the paper's: generic defaults",
+        "random_return": metadata.get("ref_min_score", 0.0),
+        "expert_return": metadata.get("ref_max_score", 100.0),
         "comparable_with_the_paper": "no: its scores are of D4RL's own files and environments",
     }
-    return data, facts, partial(make_env, dataset, task)
+    returns = [episode[2].sum() for episode in episodes]
+    return data, returns, facts, partial(make_minari_env, dataset, task_of(env_id))
 
 
 def flatten(observations, space):
@@ -301,8 +338,7 @@ def flatten(observations, space):
     return np.reshape(observations, (len(observations), -1))
 
 
-def make_env(dataset, task, **render):
-    """The data's environment, with flat observations and actions in [-1, 1]."""
+def make_minari_env(dataset, task, **render):
     spec = dataset.env_spec
     # Minari's time limit for pointmaze is a float, and as long as the whole data set.
     kwargs = {"max_episode_steps": task.horizon if task else int(spec.max_episode_steps)}
@@ -311,7 +347,12 @@ def make_env(dataset, task, **render):
         kwargs |= {"continuing_task": spec.id.startswith("PointMaze"), "reset_target": False}
     # Minari's evaluation map of the ant's u-maze is not the data's maze.
     kwargs["eval_env"] = not spec.id.startswith("AntMaze_UMaze")
-    env = gym.wrappers.FlattenObservation(dataset.recover_environment(**kwargs, **render))
+    return wrap(dataset.recover_environment(**kwargs, **render))
+
+
+def wrap(env):
+    """What the policy sees of an environment: flat observations, and actions in [-1, 1]."""
+    env = gym.wrappers.FlattenObservation(env)
     return gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
 
 
@@ -370,7 +411,7 @@ if __name__ == "__main__":
     torch.use_deterministic_algorithms(args.torch_deterministic)
     torch.manual_seed(args.seed)
 
-    data, facts, new_env = load_data(args.env_id)
+    data, facts, new_env = load_data(args.env_id, args.dataset_path)
     envs = [new_env() for _ in range(10)]
     agent = Agent(data[0].shape[1], data[1].shape[1], args)
     agent.fit_statistics(data[0], data[2], args)

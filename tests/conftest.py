@@ -6,8 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+if "DISPLAY" not in os.environ:
+    os.environ.setdefault("MUJOCO_GL", "egl")  # before MuJoCo is imported
+
 import gymnasium as gym
 import gymnasium_robotics
+import h5py
 import minari
 import numpy as np
 import pytest
@@ -60,6 +64,23 @@ def create(dataset_id, buffers, env, **kwargs):
         description="random actions",
         **kwargs,
     )
+
+
+def write_d4rl_file(path, rows=20, observation_size=11, action_size=3, **changes):
+    """A file in D4RL's layout, with keys changed or (None) left out."""
+    rng = np.random.default_rng(0)
+    data = {
+        "observations": rng.normal(size=(rows, observation_size)),
+        "actions": rng.uniform(-1, 1, size=(rows, action_size)),
+        "rewards": rng.normal(size=rows),
+        "terminals": np.zeros(rows, dtype=bool),
+        "timeouts": np.zeros(rows, dtype=bool),
+    } | changes
+    with h5py.File(path, "w") as file:
+        for key, value in data.items():
+            if value is not None:
+                file[key] = value
+    return data
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,13 +2,16 @@
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 
 import gymnasium as gym
 import h5py
 import numpy as np
 import pytest
 import torch
-from conftest import collect, create
+from conftest import ROOT, collect, create, write_d4rl_file
 
 import sac_bc_n
 import td3_bc_n
@@ -228,3 +231,68 @@ def test_medium_expert_is_both_of_its_minari_data_sets(datasets):
     create("mujoco/hopper/medium-v0", collect(env, 2, seed=0), env)
     create("mujoco/hopper/expert-v0", collect(env, 3, seed=9), env)
     assert load_data("hopper-medium-expert-v2")[1]["episodes"] == 5
+
+
+@pytest.fixture
+def d4rl_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_d4rl_name_takes_d4rls_file_and_environment_if_the_file_is_there(script, d4rl_folder):
+    stored = write_d4rl_file(d4rl_folder / "hopper_medium-v2.hdf5", rows=50)
+    data, facts, make_env = script.load_data("hopper-medium-v2")
+    np.testing.assert_allclose(data[0], stored["observations"][:-1], rtol=1e-6)
+    assert all(column.dtype == np.float32 for column in data)
+    assert facts["source"] == str(d4rl_folder / "hopper_medium-v2.hdf5")
+    assert facts["environment"] == "hopper-medium-v2, 1000 steps"
+    assert facts["comparable_with_the_paper"].startswith("yes")
+    env = make_env()
+    assert type(env.unwrapped).__module__.endswith("hopper_v4")
+
+
+def test_antmaze_v2_is_not_the_papers_antmaze(d4rl_folder):
+    names = {"v0": "sparse", "v2": "sparse_fixed"}
+    for version, ending in names.items():
+        name = f"Ant_maze_u-maze_noisy_multistart_False_multigoal_False_{ending}.hdf5"
+        observations = np.zeros((20, 29))
+        write_d4rl_file(d4rl_folder / name, observations=observations, action_size=8)
+        facts = load_data(f"antmaze-umaze-{version}")[1]
+        assert facts["comparable_with_the_paper"][:3] == {"v0": "yes", "v2": "no:"}[version]
+
+
+def test_dataset_path_forces_a_file(d4rl_folder):
+    path = d4rl_folder / "somewhere.hdf5"
+    write_d4rl_file(path, rows=30)
+    assert load_data("hopper-expert-v2", str(path))[1]["transitions"] == 29
+
+
+@pytest.mark.parametrize(
+    ("env_id", "file", "message"),
+    [
+        ("hopper-expert-v2", "nowhere.hdf5", "no file .*nowhere.hdf5"),
+        ("tests/hopper/random-v0", "file.hdf5", "not a data set of D4RL's"),
+        ("walker2d-expert-v2", "file.hdf5", r"shape \(11,\), not \(17,\) as .* walker2d-expert-v2"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_one_clear_line(d4rl_folder, env_id, file, message):
+    write_d4rl_file(d4rl_folder / "file.hdf5")
+    with pytest.raises(SystemExit, match=message):
+        load_data(env_id, str(d4rl_folder / file))
+
+
+@pytest.mark.parametrize("script", ["td3_bc_n", "sac_bc_n"])
+def test_one_file_copied_into_another_project_works(script, tmp_path):
+    shutil.copy(ROOT / f"{script}.py", tmp_path)
+    arguments = [
+        "--env-id",
+        "tests/hopper/random-v0",
+        "--gradient-steps",
+        "2",
+        "--num-critics",
+        "2",
+    ]
+    command = [sys.executable, f"{script}.py", *arguments]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert list(tmp_path.glob(f"runs/*__{script}__1__*/result.json"))

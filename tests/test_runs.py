@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from conftest import write_d4rl_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 SCRIPTS = ["td3_bc_n", "sac_bc_n"]
@@ -69,6 +71,18 @@ def test_a_run_leaves_logs_a_result_and_a_checkpoint(script, env_id, run):
         assert [step for step, _ in values[tag]] == [3, 6]
     assert len([tag for tag in values if tag.startswith("uncertainty/")]) == 9
     assert any("hyperparameters" in tag for tag in texts)
+
+
+def test_a_run_on_a_file_of_d4rls(run, tmp_path):
+    observations = 0.01 * np.random.default_rng(0).normal(size=(40, 29))
+    write_d4rl_file(tmp_path / "ant.hdf5", 40, observations=observations, action_size=8)
+    arguments = ["--env-id", "antmaze-medium-play-v0", "--dataset-path", tmp_path / "ant.hdf5"]
+    process, run_dir = run("sac_bc_n", *arguments, *SHORT)
+    assert f"source: {tmp_path / 'ant.hdf5'}" in process.stdout
+    result = json.loads((run_dir / "result.json").read_text())
+    assert result["success_rate"] == 0 and result["lengths"] == [1000, 1000, 1000]
+    agent = weights(run_dir)
+    assert (agent["reward_shift"], agent["reward_scale"]) == (0.5, 4.0)
 
 
 def weights(run_dir):

@@ -113,13 +113,13 @@ TASKS = {
 
 def task_of(env_id):
     """The row of TASKS that a data set's name points to, or None."""
-    name = "-" + env_id.replace("pointmaze", "maze2d").replace("/", "-").replace(",", "-") + "-"
+    name = "-" + re.sub("[/,]", "-", env_id.lower().replace("pointmaze", "maze2d")) + "-"
     return next((row for task, row in TASKS.items() if f"-{task}-" in name), None)
 
 
 def parse_args():
     """Look up the task before parsing, so that --help shows the numbers that a run would use."""
-    given = re.search(r"--env[-_]id[= ](\S+)", " ".join(sys.argv[1:]))
+    given = re.search(r"--env[-_]id[=\0]([^\0]+)", "\0".join(sys.argv[1:]))
     defaults = Args(env_id=given[1]) if given else Args()
     if task := task_of(defaults.env_id):
         for name in task._fields:
@@ -186,33 +186,43 @@ class Agent(nn.Module):
         super().__init__()
         self.register_buffer("obs_mean", torch.zeros(obs_dim))
         self.register_buffer("obs_std", torch.ones(obs_dim))
-        self.register_buffer("reward_shift", torch.tensor(0.0))
-        self.register_buffer("reward_scale", torch.tensor(1.0))
+        self.register_buffer("reward_shift", torch.zeros(()))
+        self.register_buffer("reward_scale", torch.ones(()))
         self.critics = Critics(args.num_critics, obs_dim, action_dim, args.critic_init)
         self.critics_target = copy.deepcopy(self.critics).requires_grad_(False)
         self.policy = Policy(obs_dim, action_dim)
         self.log_alpha = nn.Parameter(torch.tensor(0.0))
 
     def fit_statistics(self, observations, rewards, args):
-        """Statistics of the data, in double precision: a million float32 rows do not add up."""
+        """Of the whole data set, in double precision: a million float32 rows do not add up."""
+        fitted = {"obs_mean": 0.0, "obs_std": 1.0, "reward_shift": 0.0, "reward_scale": 1.0}
         if args.normalize_states:
-            self.obs_mean.copy_(torch.as_tensor(observations.mean(0, dtype=np.float64)))
-            self.obs_std.copy_(torch.as_tensor(observations.std(0, dtype=np.float64) + 1e-3))
+            fitted["obs_mean"] = observations.mean(0, dtype=np.float64)
+            fitted["obs_std"] = observations.std(0, dtype=np.float64) + 1e-3
         if args.reward_transform == "antmaze":
-            self.reward_shift.fill_(0.5)
-            self.reward_scale.fill_(4.0)
+            fitted |= {"reward_shift": 0.5, "reward_scale": 4.0}
         if args.reward_transform == "standardize":
-            self.reward_shift.fill_(rewards.mean(dtype=np.float64))
-            self.reward_scale.fill_(1 / rewards.std(dtype=np.float64))
+            fitted["reward_shift"] = rewards.mean(dtype=np.float64)
+            fitted["reward_scale"] = 1 / rewards.std(dtype=np.float64)
+        for name, value in fitted.items():
+            getattr(self, name).copy_(torch.as_tensor(value))
 
-    def normalize(self, obs):
+    def normalize(self, observations):
+        obs = torch.as_tensor(observations, dtype=torch.float32, device=self.obs_mean.device)
         return (obs - self.obs_mean) / self.obs_std
+
+    def to_tensors(self, observations, actions, rewards, next_observations, terminals):
+        """Transitions as the networks see them: on the device, states and rewards transformed."""
+        obs, next_obs = self.normalize(observations), self.normalize(next_observations)
+        others = (torch.as_tensor(x).to(obs) for x in (actions, rewards, terminals))
+        actions, rewards, terminals = others
+        rewards = (rewards - self.reward_shift) * self.reward_scale
+        return [obs, actions, rewards, next_obs, terminals]
 
     @torch.no_grad()
     def act(self, observations):
         """What an evaluation does: the policy's actions for the environments' observations."""
-        obs = torch.as_tensor(observations, dtype=torch.float32, device=self.obs_mean.device)
-        return self.policy(self.normalize(obs)).cpu().numpy()
+        return self.policy(self.normalize(observations)).cpu().numpy()
 
 
 def critic_loss(agent, batch, alpha, args):
@@ -347,8 +357,8 @@ def load_minari(env_id):
                 # A time limit is no terminal: the state after it has a value, and the last of the
                 # T + 1 observations is that state.
                 terminals = episode["terminations"][()]
-                if "Maze_" in env.spec.id:
-                    terminals = rewards > 0  # the collector went on at the goal, a policy is done
+                if "Maze_" in env.spec.id:  # the collector went on at the goal, a policy is done
+                    terminals = rewards > 0
                 episodes.append((observations[:-1], actions, rewards, observations[1:], terminals))
     data = [np.concatenate(column).astype(np.float32) for column in zip(*episodes, strict=True)]
     space, metadata = env.unwrapped.action_space, dataset.storage.metadata
@@ -358,6 +368,7 @@ def load_minari(env_id):
         "source": f"Minari, {dataset.storage.data_path}",
         "random_return": metadata.get("ref_min_score", 0.0),
         "expert_return": metadata.get("ref_max_score", 100.0),
+        "goal_is_terminal": "Maze_" in env.spec.id,
         "comparable_with_the_paper": "no: its scores are of D4RL's own files and environments",
     }
     returns = [episode[2].sum() for episode in episodes]
@@ -452,9 +463,7 @@ if __name__ == "__main__":
     agent.fit_statistics(data[0], data[2], args)
     agent.to(device)
     optimizers = make_optimizers(agent, args)
-    obs, actions, rewards, next_obs, terminals = (torch.as_tensor(x, device=device) for x in data)
-    rewards = (rewards - agent.reward_shift) * agent.reward_scale
-    data = [agent.normalize(obs), actions, rewards, agent.normalize(next_obs), terminals]
+    data = agent.to_tensors(*data)
 
     name = f"{re.sub('[/,]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}"
     run_dir = Path(args.runs_dir) / f"{name}__{datetime.now():%Y%m%d-%H%M%S-%f}"
@@ -470,11 +479,12 @@ if __name__ == "__main__":
     table = "".join(f"\n|{key}|{value}|" for key, value in (vars(args) | facts).items())
     writer.add_text("hyperparameters", "|name|value|\n|-|-|" + table)
 
-    losses, history, started, paused = {}, [], time.monotonic(), 0.0
+    losses, figures, history = {}, {"score": math.nan}, []
+    started, paused = time.monotonic(), 0.0
     progress = tqdm(total=args.gradient_steps, disable=None)  # a bar on a terminal only
     for step in range(1, args.gradient_steps + 1):
         beta = args.beta * (args.bc_inflation if step <= args.bc_inflation_steps else 1.0)
-        index = torch.randint(len(obs), (args.batch_size,), device=device)
+        index = torch.randint(len(data[0]), (args.batch_size,), device=device)
         losses |= update(agent, optimizers, [column[index] for column in data], beta, args)
         progress.update()
 
@@ -485,30 +495,27 @@ if __name__ == "__main__":
             logged |= {f"losses/{key}": loss.item() for key, loss in losses.items()}
             for key, value in logged.items():
                 writer.add_scalar(key, value, step)
-            progress.set_postfix(loss=logged["losses/critic"], refresh=False)
+            progress.set_postfix(
+                loss=logged["losses/critic"], score=figures["score"], refresh=False
+            )
 
         if step % args.eval_frequency == 0 or last:
             pause = time.monotonic()
             num_episodes = args.final_eval_episodes if last else args.eval_episodes
-            figures, returns, lengths = evaluate(
-                agent, envs, num_episodes, [args.seed, step], facts
-            )
+            seed = [args.seed, step]
+            figures, returns, lengths = evaluate(agent, envs, num_episodes, seed, facts)
             for key, value in figures.items():
                 writer.add_scalar(f"charts/{key}", value, step)
-            for key, value in uncertainty(agent, data[0], actions, args.seed).items():
+            for key, value in uncertainty(agent, *data[:2], args.seed).items():
                 writer.add_scalar(f"uncertainty/{key}", value.item(), step)
             if args.capture_video:
                 film, folder = new_env(render_mode="rgb_array"), str(run_dir / "videos")
                 film = gym.wrappers.RecordVideo(film, folder, name_prefix=f"step-{step}")
-                evaluate(agent, [film], 1, [args.seed, step], facts)
+                evaluate(agent, [film], 1, seed, facts)
                 film.close()
             history.append({"step": step, **figures})
-            checkpoint = {
-                "agent": agent.state_dict(),
-                "args": vars(args),
-                "facts": facts,
-                "step": step,
-            }
+            checkpoint = {"script": Path(__file__).stem, "step": step, "agent": agent.state_dict()}
+            checkpoint |= {"args": vars(args), "facts": facts}
             torch.save(checkpoint, run_dir / "checkpoint.tmp")
             os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
             paused += time.monotonic() - pause

@@ -192,8 +192,12 @@ def test_rewards_are_transformed_as_the_task_says(transform, expected):
     expected = (rewards - 2) / np.sqrt(14 / 3) if expected is None else expected
     agent = Agent(2, 1, Args())
     agent.fit_statistics(np.zeros((3, 2)), rewards, Args(reward_transform=transform))
-    transformed = (torch.as_tensor(rewards) - agent.reward_shift) * agent.reward_scale
+    transitions = np.ones((3, 2)), np.ones((3, 1)), rewards, np.zeros((3, 2)), [False, True, False]
+    obs, actions, transformed, next_obs, terminals = agent.to_tensors(*transitions)
     np.testing.assert_allclose(transformed, expected, rtol=1e-5)
+    np.testing.assert_allclose(obs, np.full((3, 2), 1000), rtol=1e-5)  # (1 - 0) / (0 + 0.001)
+    assert next_obs.eq(0).all() and actions.eq(1).all() and terminals.tolist() == [0, 1, 0]
+    assert all(x.dtype == torch.float32 for x in (obs, actions, transformed, next_obs, terminals))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,719 @@
+"""Online fine-tuning of SAC-BC-N: an offline agent goes on learning in its environment.
+
+Beeson & Montana, "Balancing policy constraint and ensemble size in uncertainty-based offline
+reinforcement learning", section 4.3. All networks, targets and alpha come from sac_bc_n.py's
+checkpoint. The buffer starts with the data's last transitions; after K steps of acting, each step
+in the environment is followed by one update, and the weight of cloning decays, so that nothing
+collapses.
+
+    a       ~ pi(s)
+    beta    = max(beta_end, kappa beta) after every update,
+              kappa = exp(log(beta_end / beta_start) / beta_decay_steps)
+    critics, policy and alpha learn as in sac_bc_n.py: (1) or (2), (3) or (4), and (5)
+
+Run it:
+    python finetune_sac_bc_n.py --checkpoint runs/RUN/checkpoint.pt
+    python finetune_sac_bc_n.py --checkpoint runs/RUN --beta-end 0.01 --env-steps 100000
+    python finetune_sac_bc_n.py --from-scratch --env-id Hopper-v5 --save-dataset my/hopper-v0
+"""
+
+import copy
+import json
+import math
+import os
+import re
+import sys
+import time
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import gymnasium as gym
+import h5py
+import minari
+import numpy as np
+import torch
+import torch.nn.functional as F
+import tyro
+from minari.data_collector.episode_buffer import EpisodeBuffer
+from minari.dataset.minari_dataset import parse_dataset_id
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+
+@dataclass
+class Args:
+    # The run
+    checkpoint: str | None = None  # the agent to start from: checkpoint.pt, or its run's directory
+    from_scratch: bool = False  # start from nothing instead; --env-id may be any of Gymnasium's
+    env_id: str = ""  # a D4RL name, or Minari data set ids joined by commas (the checkpoint's)
+    dataset_path: str | None = None  # a file of D4RL's to use, wherever it is
+    seed: int = 1  # of the networks, the batches and the evaluation episodes
+    env_steps: int = 250_000  # steps in the environment, with an update each (paper: 250000)
+    learning_starts: int = 2_500  # K, steps before them without updates (paper: 2500)
+    offline_transitions: int = 2_500  # how many of the data's last start the buffer (paper: 2500)
+    buffer_size: int = 1_000_000  # transitions that the buffer holds before it forgets
+    save_dataset: str | None = None  # write what was collected as a Minari data set of this name
+    cuda: bool = True  # train on the GPU if there is one
+    torch_deterministic: bool = True  # use deterministic algorithms
+    runs_dir: str = "runs"  # the run writes to RUNS_DIR/ENV__SCRIPT__SEED__TIME
+    track: bool = False  # log to Weights & Biases too (needs: pip install wandb)
+    wandb_project_name: str = "bc-n"  # the project there
+    wandb_entity: str | None = None  # the team there
+    # The method
+    num_critics: int = 10  # N, the size of the ensemble (paper: 10)
+    beta_start: float = 0.0025  # weight of behavioural cloning at first (paper: the offline one)
+    beta_end: float = 0.001  # weight that it decays to (paper: by task)
+    beta_decay_steps: int = 50_000  # S, updates until it is there (paper: 50000)
+    bc_form: Literal["mse", "ll"] = "ll"  # squared error or log-likelihood (paper: by task)
+    independent_targets: bool = False  # every critic learns from its own target (paper: by task)
+    critic_init: Literal["paper", "torch"] = "paper"  # initial weights, see Critics
+    normalize_states: bool = True  # standardise states by the data's statistics (paper: yes)
+    # r for raw, 4(r - 0.5) for antmaze, (r - mean)/std for standardize (paper: by task)
+    reward_transform: Literal["raw", "antmaze", "standardize"] = "raw"
+    batch_size: int = 256  # transitions per gradient step (paper: 256)
+    learning_rate: float = 3e-4  # of Adam, for every network (paper: 3e-4)
+    gamma: float = 0.99  # discount factor (paper: 0.99)
+    tau: float = 0.005  # how fast target networks follow (paper: 0.005)
+    target_entropy: float | None = None  # H, what alpha holds the entropy at (paper: -dim(A))
+    # Evaluation and logging
+    eval_frequency: int = 5_000  # steps between evaluations (paper: 5000)
+    eval_episodes: int = 10  # episodes of an evaluation (paper: 10 or 100, by task)
+    final_eval_episodes: int = 10  # episodes of the last one (paper: 10 or 100, by task)
+    log_frequency: int = 1_000  # steps between entries of losses
+    capture_video: bool = False  # film the first episode of each evaluation
+
+
+class Task(NamedTuple):
+    beta_start: float  # the paper's, for any data of the task
+    beta_end: float
+    bc_form: str
+    independent_targets: bool
+    reward_transform: str
+    eval_episodes: int
+    horizon: int  # time limit of an evaluation episode
+    random_return: float  # D4RL's references: the return of a normalised score of 0 ...
+    expert_return: float  # ... and of 100
+
+
+TASKS = {
+    "halfcheetah": Task(0.0, 0.0, "ll", False, "raw", 10, 1000, -280.178953, 12135.0),
+    "hopper": Task(0.0025, 0.001, "ll", False, "raw", 10, 1000, -20.272305, 3234.3),
+    "walker2d": Task(0.0025, 1e-10, "ll", False, "raw", 10, 1000, 1.629008, 4592.3),
+    "maze2d-umaze": Task(0.2, 0.02, "mse", False, "raw", 100, 300, 23.85, 161.86),
+    "maze2d-medium": Task(0.05, 0.01, "mse", False, "raw", 100, 600, 13.13, 277.39),
+    "maze2d-large": Task(0.05, 0.01, "mse", False, "raw", 100, 800, 6.7, 273.99),
+    "antmaze-umaze": Task(0.1, 0.05, "mse", True, "antmaze", 100, 700, 0.0, 1.0),
+    "antmaze-medium": Task(0.02, 0.02, "mse", True, "antmaze", 100, 1000, 0.0, 1.0),
+    "antmaze-large": Task(0.01, 0.005, "mse", True, "antmaze", 100, 1000, 0.0, 1.0),
+    "pen": Task(10, 2, "mse", True, "standardize", 100, 100, 96.262799, 3076.8331017826877),
+    "hammer": Task(10, 2, "mse", True, "standardize", 100, 200, -274.856578, 12794.134825156867),
+    "door": Task(10, 2, "mse", True, "standardize", 100, 200, -56.512833, 2880.5693087298737),
+    "relocate": Task(10, 2, "mse", True, "standardize", 100, 200, -6.425911, 4233.877797728884),
+}
+
+
+def task_of(env_id):
+    """The row of TASKS that a data set's name points to, or None."""
+    name = "-" + re.sub("[/,]", "-", env_id.lower().replace("pointmaze", "maze2d")) + "-"
+    return next((row for task, row in TASKS.items() if f"-{task}-" in name), None)
+
+
+def load_checkpoint(path):
+    path = Path(path, "checkpoint.pt") if Path(path).is_dir() else Path(path)
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint["agent"], checkpoint["args"]
+    except Exception as error:  # torch.load has many ways to fail on a file that is not its own
+        sys.exit(f"{path}: not a checkpoint of these scripts ({error})")
+    return checkpoint
+
+
+def parse_args():
+    """Look up checkpoint and task before parsing, so that --help shows the numbers of the run."""
+    given = dict(re.findall(r"--(env[-_]id|checkpoint)[=\0]([^\0]+)", "\0".join(sys.argv[1:])))
+    checkpoint = load_checkpoint(given["checkpoint"]) if "checkpoint" in given else None
+    found = checkpoint["args"] if checkpoint else {}
+    env_id = given.get("env-id") or given.get("env_id") or found.get("env_id", "")
+    values, task = {"env_id": env_id}, task_of(env_id)
+    if task:
+        values |= task._asdict() | {"final_eval_episodes": task.eval_episodes}
+    if checkpoint:
+        own = ("env_id", "checkpoint", "from_scratch", "save_dataset", "runs_dir", "eval_frequency")
+        values |= {name: value for name, value in found.items() if name not in own}
+        if task is not TASKS["maze2d-umaze"]:  # where the paper starts higher than offline
+            values["beta_start"] = checkpoint.get("beta", found.get("beta"))
+    defaults = Args()
+    for name in values.keys() & vars(defaults).keys():
+        setattr(defaults, name, values[name])
+    args = tyro.cli(Args, default=defaults, description=__doc__)
+    if args.from_scratch == bool(args.checkpoint):
+        sys.exit("give the agent to start from (--checkpoint FILE), or say --from-scratch")
+    if args.from_scratch:
+        args.normalize_states = False  # there is no data to take statistics of
+        args.reward_transform = "antmaze" if args.reward_transform == "antmaze" else "raw"
+    if args.save_dataset:  # better to know of a bad name before the run than after it
+        try:
+            parse_dataset_id(args.save_dataset)
+        except (TypeError, ValueError):
+            sys.exit(f"--save-dataset: {args.save_dataset} is not of the form namespace/name-v0")
+        if args.save_dataset in minari.list_local_datasets():
+            sys.exit(f"--save-dataset: there is a data set {args.save_dataset} already")
+    return args, checkpoint
+
+
+class Critics(nn.Module):
+    """N critics, a batched matmul a layer: states (B, S), actions (B, A) -> values (N, B)."""
+
+    def __init__(self, num_critics, obs_dim, action_dim, init):
+        super().__init__()
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for fan_in, fan_out in pairwise([obs_dim + action_dim, 256, 256, 256, 1]):
+            # "paper": the authors' Kaiming rule takes `out` of (N, in, out) for the fan-in. So the
+            # output layer starts in +-1, not +-1/16: 12 times the spread of torch's ensemble.
+            bound = 1 / math.sqrt(fan_out if init == "paper" else fan_in)
+            self.weights.append(torch.empty(num_critics, fan_in, fan_out).uniform_(-bound, bound))
+            self.biases.append(torch.empty(num_critics, 1, fan_out).uniform_(-bound, bound))
+
+    def forward(self, obs, actions):
+        x = torch.cat([obs, actions], dim=-1).expand(len(self.weights[0]), -1, -1)
+        for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
+            x = F.relu(torch.baddbmm(bias, x, weight))
+        return torch.baddbmm(self.biases[-1], x, self.weights[-1]).squeeze(-1)
+
+
+class Policy(nn.Module):
+    """A Gaussian squashed by tanh; called, it gives its mode: states (B, S) -> actions (B, A)."""
+
+    def __init__(self, obs_dim, action_dim):
+        super().__init__()
+        layers = [nn.Linear(obs_dim, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()]
+        self.hidden = nn.Sequential(*layers, nn.Linear(256, 256), nn.ReLU())
+        self.mean = nn.Linear(256, action_dim)
+        self.log_std = nn.Linear(256, action_dim)
+
+    def forward(self, obs):
+        return torch.tanh(self.mean(self.hidden(obs)))
+
+    def gaussian(self, obs):
+        hidden = self.hidden(obs)
+        return self.mean(hidden), self.log_std(hidden).clamp(-20, 2)
+
+
+def sample(mean, log_std):
+    """Actions a = tanh(u), u ~ N(mean, std), and their log-probabilities."""
+    u = mean + log_std.exp() * torch.randn_like(mean)
+    return torch.tanh(u), log_prob(u, mean, log_std)
+
+
+def log_prob(u, mean, log_std):
+    """log pi(tanh(u)). Its term log(1 - tanh(u)^2) is written so that it is finite for any u."""
+    gaussian = -0.5 * ((u - mean) / log_std.exp()) ** 2 - log_std - 0.5 * math.log(2 * math.pi)
+    return (gaussian - 2 * (math.log(2) - u - F.softplus(-2 * u))).sum(dim=-1)
+
+
+class Agent(nn.Module):
+    """All that is learned, and the data's statistics, in one state_dict."""
+
+    def __init__(self, obs_dim, action_dim, args):
+        super().__init__()
+        self.register_buffer("obs_mean", torch.zeros(obs_dim))
+        self.register_buffer("obs_std", torch.ones(obs_dim))
+        self.register_buffer("reward_shift", torch.zeros(()))
+        self.register_buffer("reward_scale", torch.ones(()))
+        self.critics = Critics(args.num_critics, obs_dim, action_dim, args.critic_init)
+        self.critics_target = copy.deepcopy(self.critics).requires_grad_(False)
+        self.policy = Policy(obs_dim, action_dim)
+        self.log_alpha = nn.Parameter(torch.tensor(0.0))
+
+    def fit_statistics(self, observations, rewards, args):
+        """Of the whole data set, in double precision: a million float32 rows do not add up."""
+        fitted = {"obs_mean": 0.0, "obs_std": 1.0, "reward_shift": 0.0, "reward_scale": 1.0}
+        if args.normalize_states:
+            fitted["obs_mean"] = observations.mean(0, dtype=np.float64)
+            fitted["obs_std"] = observations.std(0, dtype=np.float64) + 1e-3
+        if args.reward_transform == "antmaze":
+            fitted |= {"reward_shift": 0.5, "reward_scale": 4.0}
+        if args.reward_transform == "standardize":
+            fitted["reward_shift"] = rewards.mean(dtype=np.float64)
+            fitted["reward_scale"] = 1 / rewards.std(dtype=np.float64)
+        for name, value in fitted.items():
+            getattr(self, name).copy_(torch.as_tensor(value))
+
+    def normalize(self, observations):
+        obs = torch.as_tensor(observations, dtype=torch.float32, device=self.obs_mean.device)
+        return (obs - self.obs_mean) / self.obs_std
+
+    def to_tensors(self, observations, actions, rewards, next_observations, terminals):
+        """Transitions as the networks see them: on the device, states and rewards transformed."""
+        obs, next_obs = self.normalize(observations), self.normalize(next_observations)
+        others = (torch.as_tensor(x).to(obs) for x in (actions, rewards, terminals))
+        actions, rewards, terminals = others
+        rewards = (rewards - self.reward_shift) * self.reward_scale
+        return [obs, actions, rewards, next_obs, terminals]
+
+    @torch.no_grad()
+    def act(self, observations):
+        """What an evaluation does: the policy's actions for the environments' observations."""
+        return self.policy(self.normalize(observations)).cpu().numpy()
+
+
+def critic_loss(agent, batch, alpha, args):
+    obs, actions, rewards, next_obs, terminals = batch
+    with torch.no_grad():
+        next_actions, next_log_pi = sample(*agent.policy.gaussian(next_obs))
+        next_q = agent.critics_target(next_obs, next_actions)
+        if not args.independent_targets:
+            next_q = next_q.amin(dim=0, keepdim=True)
+        next_q = next_q - alpha * next_log_pi
+        targets = rewards + args.gamma * (1 - terminals) * next_q  # (1) as (1, B) or (2) as (N, B)
+    q = agent.critics(obs, actions)
+    return F.mse_loss(q, targets.expand_as(q))
+
+
+def policy_loss(agent, batch, alpha, beta, args):
+    obs, actions = batch[:2]
+    mean, log_std = agent.policy.gaussian(obs)
+    policy_actions, log_pi = sample(mean, log_std)
+    q = agent.critics(obs, policy_actions).amin(dim=0)  # the minimum with either kind of target
+    q = q - alpha * log_pi
+    if args.bc_form == "mse":
+        bc = F.mse_loss(torch.tanh(mean), actions)  # (3)
+    else:
+        u = torch.atanh(actions.clamp(-1 + 1e-6, 1 - 1e-6))  # atanh of +-1 is infinite
+        bc = -log_prob(u, mean, log_std).mean()  # (4)
+    return -q.mean() / q.abs().mean().detach() + beta * bc, log_pi.detach()
+
+
+def alpha_loss(agent, log_pi, args):
+    return -(agent.log_alpha * (log_pi + args.target_entropy)).mean()  # (5)
+
+
+def make_optimizers(agent, args):
+    parameters = {"critics": agent.critics.parameters(), "policy": agent.policy.parameters()}
+    parameters["alpha"] = [agent.log_alpha]
+    return {k: torch.optim.Adam(p, args.learning_rate, fused=True) for k, p in parameters.items()}
+
+
+def update(agent, optimizers, batch, beta, args):
+    """One gradient step; the losses stay on the device until somebody reads them."""
+    alpha = agent.log_alpha.detach().exp()  # of the start of the step, for both losses
+    losses = {"critic": critic_loss(agent, batch, alpha, args)}
+    optimizers["critics"].zero_grad()
+    losses["critic"].backward()
+    optimizers["critics"].step()
+    losses["policy"], log_pi = policy_loss(agent, batch, alpha, beta, args)
+    optimizers["policy"].zero_grad()
+    losses["policy"].backward(inputs=list(agent.policy.parameters()))
+    optimizers["policy"].step()
+    losses["alpha"] = alpha_loss(agent, log_pi, args)
+    optimizers["alpha"].zero_grad()
+    losses["alpha"].backward()
+    optimizers["alpha"].step()
+    polyak(agent.critics_target, agent.critics, args.tau)
+    losses |= {"alpha_value": alpha, "entropy": -log_pi.mean()}
+    return {name: loss.detach() for name, loss in losses.items()}
+
+
+@torch.no_grad()
+def polyak(target, network, tau):
+    for target_parameter, parameter in zip(target.parameters(), network.parameters(), strict=True):
+        target_parameter.lerp_(parameter, tau)
+
+
+@torch.no_grad()
+def explore(agent, observation, args):
+    """An action for one observation, sampled from the policy."""
+    return sample(*agent.policy.gaussian(agent.normalize(observation)))[0].cpu().numpy()
+
+
+def beta_at(step, args):
+    """beta of an update: beta <- max(beta_end, kappa beta) after every one before it."""
+    if args.beta_start == 0:
+        return 0.0
+    kappa = (args.beta_end / args.beta_start) ** (1 / args.beta_decay_steps)
+    return max(args.beta_end, args.beta_start * kappa ** (step - 1))
+
+
+def collect(agent, env, observation, action, buffer, facts):
+    """One step in the environment, to the buffer; returns the observation to go on from."""
+    successor, reward, terminated, truncated, _ = env.step(action)
+    # A time limit is no terminal, here as in the data.
+    terminal = terminated or (reward > 0 and facts.get("goal_is_terminal", False))
+    transition = observation, action, reward, successor, terminal
+    buffer.add(*agent.to_tensors(*(np.asarray(x)[None] for x in transition)))
+    return env.reset()[0] if terminated or truncated else successor
+
+
+class ReplayBuffer:
+    """A ring of transitions, in tensors that are on the device from the start."""
+
+    def __init__(self, size, obs_dim, action_dim, device):
+        shapes = [(obs_dim,), (action_dim,), (), (obs_dim,), ()]
+        self.columns = [torch.zeros((size, *shape), device=device) for shape in shapes]
+        self.capacity, self.added = size, 0
+
+    def __len__(self):
+        return min(self.added, self.capacity)
+
+    def add(self, *transitions):
+        index = torch.arange(self.added, self.added + len(transitions[0])) % self.capacity
+        for column, values in zip(self.columns, transitions, strict=True):
+            column[index.to(column.device)] = values
+        self.added += len(index)
+
+    def sample(self, batch_size):
+        index = torch.randint(len(self), (batch_size,), device=self.columns[0].device)
+        return [column[index] for column in self.columns]
+
+
+# Minari's counterparts of D4RL's data sets: other data, and for the mazes other physics.
+COUNTERPARTS = {
+    r"(hopper|halfcheetah|walker2d)-(medium|expert)-v2": r"mujoco/\1/\2-v0",
+    r"(hopper|halfcheetah|walker2d)-medium-expert-v2": r"mujoco/\1/medium-v0,mujoco/\1/expert-v0",
+    r"maze2d-(umaze|medium|large)-v1": r"D4RL/pointmaze/\1-v2",
+    r"antmaze-(umaze(-diverse)?|(medium|large)-(play|diverse))-v[02]": r"D4RL/antmaze/\1-v1",
+    r"(pen|hammer|door|relocate)-(human|cloned|expert)-v1": r"D4RL/\1/\2-v2",
+}
+
+
+def load_data(env_id, dataset_path=None, from_scratch=False):
+    """Transitions as five arrays, what there is to say of them, and a maker of environments."""
+    try:
+        import d4rl_tasks
+
+        path = dataset_path or d4rl_tasks.find(env_id)
+    except ImportError:  # this script was copied out alone, and knows Minari's data only
+        path = None
+    if from_scratch:
+        data, returns, facts, new_env = no_data(env_id)
+    else:
+        data, returns, facts, new_env = load_d4rl(env_id, path) if path else load_minari(env_id)
+    env, task = new_env(), task_of(env_id)
+    if (expected := env.observation_space.shape) != data[0].shape[1:]:
+        shapes = f"the observations have shape {data[0].shape[1:]}, not {expected}"
+        sys.exit(f"{facts['dataset']}: {shapes} as those of {env.spec.id}")
+    facts |= {
+        "transitions": len(data[0]),
+        "episodes": len(returns),
+        "mean_return": float(np.mean(returns)),
+        "environment": f"{env.spec.id}, {env.spec.max_episode_steps} steps",
+        "task": "the paper's" if task else "not one of the paper's: generic defaults",
+    }
+    if task:
+        facts |= {"random_return": task.random_return, "expert_return": task.expert_return}
+    return data, facts, new_env
+
+
+def no_data(env_id):
+    """For --from-scratch: no transitions, and any environment of D4RL's or of Gymnasium's."""
+    try:
+        env = wrap(gym.make(env_id))
+    except (gym.error.Error, ImportError) as error:
+        sys.exit(f"{env_id}: Gymnasium cannot make this environment ({error})")
+    obs, action = env.observation_space.shape, env.action_space.shape
+    data = [np.zeros((0, *shape), np.float32) for shape in (obs, action, (), obs, ())]
+    facts = {"dataset": "none", "random_return": 0.0, "expert_return": 100.0}
+    return data, [0.0], facts, lambda **render: wrap(gym.make(env_id, **render))
+
+
+def load_d4rl(env_id, path):
+    """D4RL's own file of a data set, and D4RL's environment."""
+    import d4rl_tasks
+
+    try:
+        *data, returns = d4rl_tasks.load(env_id, path).values()
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
+    newer = env_id.startswith("antmaze") and env_id.endswith("-v2")
+    comparable = "no: its antmaze is -v0" if newer else "yes: D4RL's file and environment"
+    facts = {"dataset": env_id, "source": str(path), "comparable_with_the_paper": comparable}
+    spec = gym.spec(env_id)
+    return data, returns, facts, lambda **render: wrap(gym.make(spec, **render))
+
+
+def load_minari(env_id):
+    """Minari's data of an id, or of the counterparts of a D4RL name."""
+    matches = [(re.fullmatch(pattern, env_id), ids) for pattern, ids in COUNTERPARTS.items()]
+    ids = next((match.expand(ids) for match, ids in matches if match), env_id)
+    episodes = []
+    for dataset_id in ids.split(","):
+        try:
+            dataset = minari.load_dataset(dataset_id, download=True)
+        except Exception as error:  # the hub's client has exceptions of its own, not OSError
+            sys.exit(f"{dataset_id}: no Minari data set here, and none to download ({error})")
+        env = make_minari_env(dataset, task_of(env_id))
+        with h5py.File(dataset.storage.data_path / "main_data.hdf5") as file:
+            for index in dataset.episode_indices:
+                episode = file[f"episode_{index}"]
+                observations = flatten(episode["observations"], env.unwrapped.observation_space)
+                actions, rewards = episode["actions"][()], episode["rewards"][()]
+                # A time limit is no terminal: the state after it has a value, and the last of the
+                # T + 1 observations is that state.
+                terminals = episode["terminations"][()]
+                if "Maze_" in env.spec.id:  # the collector went on at the goal, a policy is done
+                    terminals = rewards > 0
+                episodes.append((observations[:-1], actions, rewards, observations[1:], terminals))
+    data = [np.concatenate(column).astype(np.float32) for column in zip(*episodes, strict=True)]
+    space, metadata = env.unwrapped.action_space, dataset.storage.metadata
+    data[1] = (2 * (data[1] - space.low) / (space.high - space.low) - 1).clip(-1, 1)
+    facts = {
+        "dataset": ids,
+        "source": f"Minari, {dataset.storage.data_path}",
+        "random_return": metadata.get("ref_min_score", 0.0),
+        "expert_return": metadata.get("ref_max_score", 100.0),
+        "goal_is_terminal": "Maze_" in env.spec.id,
+        "comparable_with_the_paper": "no: its scores are of D4RL's own files and environments",
+    }
+    returns = [episode[2].sum() for episode in episodes]
+    return data, returns, facts, partial(make_minari_env, dataset, task_of(env_id))
+
+
+def flatten(observations, space):
+    """One row a step, in the order of gym.wrappers.FlattenObservation."""
+    if isinstance(space, gym.spaces.Dict):
+        return np.hstack([flatten(observations[key], part) for key, part in space.items()])
+    return np.reshape(observations, (len(observations), -1))
+
+
+def make_minari_env(dataset, task, **render):
+    spec = dataset.env_spec
+    # Minari's time limit for pointmaze is a float, and as long as the whole data set.
+    kwargs = {"max_episode_steps": task.horizon if task else int(spec.max_episode_steps)}
+    if "Maze_" in spec.id:
+        # As in D4RL: at the goal an ant's episode ends, and a point goes on collecting reward.
+        kwargs |= {"continuing_task": spec.id.startswith("PointMaze"), "reset_target": False}
+    # Minari's evaluation map of the ant's u-maze is not the data's maze.
+    kwargs["eval_env"] = not spec.id.startswith("AntMaze_UMaze")
+    return wrap(dataset.recover_environment(**kwargs, **render))
+
+
+def wrap(env):
+    """What the policy sees of an environment: flat observations, and actions in [-1, 1]."""
+    env = gym.wrappers.FlattenObservation(env)
+    return gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
+
+
+def evaluate(agent, envs, num_episodes, seed, facts):
+    """Exactly `num_episodes` seeded episodes, len(envs) at a time in one batched forward pass."""
+    seeds = np.random.SeedSequence(seed).generate_state(num_episodes).tolist()
+    returns, lengths, successes = np.zeros((3, num_episodes))
+    idle, playing, started = list(envs), {}, 0
+    while started < num_episodes or playing:
+        while idle and started < num_episodes:
+            env = idle.pop(0)
+            playing[started] = env, env.reset(seed=seeds[started])[0]
+            started += 1
+        actions = agent.act(np.stack([observation for _, observation in playing.values()]))
+        for (episode, (env, _)), action in zip(list(playing.items()), actions, strict=True):
+            observation, reward, terminated, truncated, info = env.step(action)
+            playing[episode] = env, observation
+            returns[episode] += reward
+            lengths[episode] += 1
+            successes[episode] = max(successes[episode], info.get("success", 0))
+            if terminated or truncated:
+                idle.append(env)
+                del playing[episode]
+    low, high = facts["random_return"], facts["expert_return"]
+    scores = 100 * (returns - low) / (high - low)
+    stderr = scores.std() / math.sqrt(max(1, num_episodes - 1))
+    figures = {"score": scores.mean(), "score_stderr": stderr, "score_worst": scores.min()}
+    figures |= {"return": returns.mean(), "return_worst": returns.min()}
+    if "success" in info:
+        figures["success_rate"] = successes.mean()
+    return {name: float(x) for name, x in figures.items()}, returns.tolist(), lengths.tolist()
+
+
+@torch.no_grad()
+def uncertainty(agent, obs, actions, seed):
+    """Section 5.3 of the paper: how far the critics disagree, near the data and away from it."""
+    generator = torch.Generator().manual_seed(seed)  # not the random stream of the training
+    sample = torch.randint(len(obs), (1024,), generator=generator).to(obs.device)
+    obs, actions = obs[sample], actions[sample]
+    uniform = torch.rand(actions.shape, generator=generator).to(obs.device) * 2 - 1
+    figures = {}
+    for kind, a in {"data": actions, "policy": agent.policy(obs), "random": uniform}.items():
+        q = agent.critics(obs, a)
+        figures[f"{kind}_std"] = q.std(dim=0).mean()
+        figures[f"{kind}_clip_penalty"] = (q.mean(dim=0) - q.amin(dim=0)).mean()
+        figures[f"{kind}_min"] = q.amin(dim=0).mean()
+    return figures
+
+
+class Recorder(gym.Wrapper):
+    """Keeps whole episodes, as the environment gave them, for --save-dataset."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.episodes = []
+
+    def reset(self, **kwargs):
+        observation, info = self.env.reset(**kwargs)
+        self.episodes.append(EpisodeBuffer(observations=[observation], actions=[]))
+        return observation, info
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        episode = self.episodes[-1]
+        episode.observations.append(observation)
+        episode.actions.append(action)
+        episode.rewards.append(float(reward))
+        episode.terminations.append(bool(terminated))
+        episode.truncations.append(bool(truncated))
+        return observation, reward, terminated, truncated, info
+
+    def save(self, dataset_id, facts):
+        episodes = [episode for episode in self.episodes if episode.rewards]
+        episodes[-1].truncations[-1] = not episodes[-1].terminations[-1]  # cut off by the run's end
+        if isinstance(self.env.observation_space, gym.spaces.Dict):
+            for i, episode in enumerate(episodes):
+                keys, rows = episode.observations[0], episode.observations
+                by_key = {key: np.stack([row[key] for row in rows]) for key in keys}
+                episodes[i] = replace(episode, observations=by_key)
+        minari.create_dataset_from_buffers(
+            dataset_id,
+            episodes,
+            env=self.env,
+            eval_env=self.env,
+            algorithm_name=Path(__file__).stem,
+            ref_min_score=facts["random_return"],
+            ref_max_score=facts["expert_return"],
+        )
+
+
+def stability(history):
+    """How far the score fell below that before fine-tuning, when it was back, where it ended."""
+    before, scores = history[0]["score"], [entry["score"] for entry in history]
+    worst = int(np.argmin(scores))
+    recovered = (e["step"] for e in history[worst:] if e["score"] >= before)
+    return {
+        "score_before": before,
+        "largest_drop": before - scores[worst],
+        "recovery_step": next(recovered, None),
+        "last_10_mean": float(np.mean(scores[-10:])),
+    }
+
+
+if __name__ == "__main__":
+    args, checkpoint = parse_args()
+    if "DISPLAY" not in os.environ:
+        os.environ.setdefault("MUJOCO_GL", "egl")  # videos without a screen
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matmuls on CUDA
+    torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.manual_seed(args.seed)
+
+    data, facts, new_env = load_data(args.env_id, args.dataset_path, args.from_scratch)
+    envs, env = [new_env() for _ in range(10)], new_env()
+    if args.save_dataset:
+        env = wrap(recorder := Recorder(env.env.env))  # below the two wrappers of wrap()
+    agent = Agent(data[0].shape[1], data[1].shape[1], args)
+    if args.target_entropy is None:
+        args.target_entropy = -float(data[1].shape[1])
+    found = checkpoint["args"] if checkpoint else {}
+    if checkpoint:
+        try:
+            agent.load_state_dict(checkpoint["agent"])  # with the statistics of the offline data
+        except RuntimeError as error:
+            sys.exit(f"{args.checkpoint}: the agent of another algorithm, task or size ({error})")
+    statistics = args.normalize_states, args.reward_transform
+    if statistics != (found.get("normalize_states"), found.get("reward_transform")):
+        agent.fit_statistics(data[0], data[2], args)
+    agent.to(device)
+    optimizers = make_optimizers(agent, args)
+    first = max(0, len(data[0]) - args.offline_transitions)
+    most = len(data[0]) - first + args.learning_starts + args.env_steps
+    size = min(args.buffer_size, most)
+    buffer = ReplayBuffer(size, data[0].shape[1], data[1].shape[1], device)
+    buffer.add(*agent.to_tensors(*(column[first:] for column in data)))
+
+    name = f"{re.sub('[/,]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}"
+    run_dir = Path(args.runs_dir) / f"{name}__{datetime.now():%Y%m%d-%H%M%S-%f}"
+    run_dir.mkdir(parents=True)
+    facts |= {"device": str(device), "run": str(run_dir)}
+    print("\n".join(f"{key}: {value}" for key, value in (vars(args) | facts).items()))
+    if args.track:
+        import wandb
+
+        project, entity = args.wandb_project_name, args.wandb_entity
+        wandb.init(project=project, entity=entity, config=vars(args), sync_tensorboard=True)
+    writer = SummaryWriter(run_dir)
+    table = "".join(f"\n|{key}|{value}|" for key, value in (vars(args) | facts).items())
+    writer.add_text("hyperparameters", "|name|value|\n|-|-|" + table)
+
+    losses, figures, history = {}, {"score": math.nan}, []
+    started, paused, speed, beta = time.monotonic(), 0.0, 0.0, args.beta_start
+    progress = tqdm(total=args.env_steps, disable=None)  # a bar on a terminal only
+    env.action_space.seed(args.seed)
+    observation, _ = env.reset(seed=args.seed)
+    for step in range(-args.learning_starts, args.env_steps + 1):
+        if step != 0:  # step 0 is the agent as it came, with all of its first K steps in the buffer
+            action = explore(agent, observation, args)
+            if args.from_scratch and step < 0:
+                action = env.action_space.sample()
+            observation = collect(agent, env, observation, action, buffer, facts)
+        if step <= 0:
+            started = time.monotonic()
+        if step < 0:
+            continue
+        if step > 0:
+            beta = beta_at(step, args)
+            batch = buffer.sample(args.batch_size)
+            losses |= update(agent, optimizers, batch, beta, args)
+            progress.update()
+
+        last = step == args.env_steps
+        if losses and (step % args.log_frequency == 0 or last):
+            speed = step / (time.monotonic() - started - paused)
+            logged = {"charts/SPS": speed, "charts/beta": beta}
+            logged |= {f"losses/{key}": loss.item() for key, loss in losses.items()}
+            for key, value in logged.items():
+                writer.add_scalar(key, value, step)
+            progress.set_postfix(
+                loss=logged["losses/critic"], score=figures["score"], refresh=False
+            )
+
+        if step % args.eval_frequency == 0 or last:
+            pause = time.monotonic()
+            num_episodes = args.final_eval_episodes if last else args.eval_episodes
+            seed = [args.seed, step]
+            figures, returns, lengths = evaluate(agent, envs, num_episodes, seed, facts)
+            history.append({"step": step, **figures})
+            line = {"score_before": history[0]["score"]}  # the dashed line of the paper's figure
+            for key, value in (figures | line).items():
+                writer.add_scalar(f"charts/{key}", value, step)
+            known = [column[: max(1, len(buffer))] for column in buffer.columns[:2]]
+            for key, value in uncertainty(agent, *known, args.seed).items():
+                writer.add_scalar(f"uncertainty/{key}", value.item(), step)
+            if args.capture_video:
+                film, folder = new_env(render_mode="rgb_array"), str(run_dir / "videos")
+                film = gym.wrappers.RecordVideo(film, folder, name_prefix=f"step-{step}")
+                evaluate(agent, [film], 1, seed, facts)
+                film.close()
+            checkpoint = {"script": Path(__file__).stem, "step": step, "agent": agent.state_dict()}
+            checkpoint |= {"args": vars(args), "facts": facts, "beta": beta}
+            torch.save(checkpoint, run_dir / "checkpoint.tmp")
+            os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
+            paused += time.monotonic() - pause
+            left = (time.monotonic() - started) / max(1, step) * (args.env_steps - step)
+            progress.write(
+                f"step {step:,}: score {figures['score']:.1f} +- {figures['score_stderr']:.1f}, "
+                f"return {figures['return']:.1f} (worst {figures['return_worst']:.1f}), "
+                f"beta {beta:.3g}, {timedelta(seconds=int(left))} left"
+            )
+
+    progress.close()
+    if args.save_dataset:
+        recorder.save(args.save_dataset, facts)
+    writer.close()
+    packages = ("torch", "gymnasium", "minari", "mujoco", "numpy")
+    result = {"args": vars(args), "facts": facts, **figures, "steps_per_second": speed}
+    result |= {"versions": {package: version(package) for package in packages}, "history": history}
+    result |= {"returns": returns, "lengths": lengths, "stability": stability(history)}
+    (run_dir / "result.json").write_text(json.dumps(result, indent=2))
+    print(f"score {figures['score']:.1f} over {num_episodes} episodes, all in {run_dir}")

@@ -300,3 +300,41 @@ def test_one_file_copied_into_another_project_works(script, tmp_path):
     command = [sys.executable, f"{script}.py", *arguments]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     assert list(tmp_path.glob(f"runs/*__{script}__1__*/result.json"))
+
+
+def broken_copy(datasets, name):
+    """A copy of the hopper's data set, to be broken."""
+    shutil.copytree(datasets / "tests/hopper/random-v0", datasets / name, dirs_exist_ok=True)
+    return datasets / name / "data"
+
+
+@pytest.mark.parametrize(("key", "word"), [("rewards", "reward"), ("observations", "observation")])
+def test_values_that_are_not_finite_are_named(datasets, key, word):
+    folder = broken_copy(datasets, f"tests/broken/{key}-v0")
+    with h5py.File(folder / "main_data.hdf5", "r+") as file:
+        first = len(file["episode_0/rewards"])
+        file[f"episode_1/{key}"][2] = np.nan
+    with pytest.raises(SystemExit, match=f": {word} {first + 2} is not finite"):
+        load_data(f"tests/broken/{key}-v0")
+
+
+def test_a_data_file_cut_short_is_one_clear_line(datasets):
+    path = broken_copy(datasets, "tests/broken/short-v0") / "main_data.hdf5"
+    path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(SystemExit, match="tests/broken/short-v0: its data file cannot be read"):
+        load_data("tests/broken/short-v0")
+
+
+def test_a_data_set_without_a_key_is_one_clear_line(datasets):
+    folder = broken_copy(datasets, "tests/broken/key-v0")
+    with h5py.File(folder / "main_data.hdf5", "r+") as file:
+        del file["episode_3/actions"]
+    with pytest.raises(SystemExit, match=r"cannot be read .*actions"):
+        load_data("tests/broken/key-v0")
+
+
+def test_an_empty_data_set_is_one_clear_line(datasets):
+    path = broken_copy(datasets, "tests/broken/empty-v0") / "metadata.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"total_episodes": 0}))
+    with pytest.raises(SystemExit, match="tests/broken/empty-v0: no episodes in it"):
+        load_data("tests/broken/empty-v0")

@@ -130,3 +130,9 @@ def test_a_data_set_that_is_not_there_is_one_clear_line(script, run):
     assert process.returncode == 1 and run_dir is None
     assert "tests/nowhere-v0: no Minari data set here" in process.stderr
     assert "Traceback" not in process.stderr
+
+
+def test_tracking_without_its_package_is_one_clear_line(run):
+    process, _ = run("td3_bc_n", "--env-id", "tests/hopper/random-v0", "--track", check=False)
+    assert process.returncode == 1 and "pip install wandb" in process.stderr
+    assert "Traceback" not in process.stderr

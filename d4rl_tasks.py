@@ -167,6 +167,7 @@ class Maze2dEnv(MazeEnv):
         rows, columns = len(maze.split()), len(maze.split()[0])
         lookat = np.array([(rows + 1) / 2, (columns + 1) / 2, 0.0])
         camera = {"lookat": lookat, "distance": 1.3 * columns, "elevation": -90.0, "azimuth": 180.0}
+        # MujocoEnv wants a path that exists; what it reads is model_xml().
         super().__init__(os.path.abspath(__file__), maze, 1, 4, camera, **kwargs)
 
     def model_xml(self):
@@ -332,7 +333,9 @@ def _folder():
 
 
 def missing(name):
-    """What to do about a file that is not there."""
+    """What to do about a file that is not there ("" if the name is none of D4RL's)."""
+    if name not in TASKS:
+        return ""
     task, folder = TASKS[name], _folder()
     file = folder / Path(task.path).name
     fetch = f"mkdir -p {folder} && curl -o {file} {ADDRESS}{task.path}"
@@ -356,7 +359,7 @@ def load(name, path=None):
     try:
         with h5py.File(path) as file:
             wanted = ("observations", "actions", "rewards", "terminals", "timeouts")
-            data = {key: file[key][()] for key in wanted if key in file}
+            data = {key: file[key][()] for key in wanted if isinstance(file.get(key), h5py.Dataset)}
             found = sorted(file)
     except OSError as error:
         raise ValueError(f"{path}: not a readable HDF5 file ({error})") from None
@@ -384,6 +387,8 @@ def load(name, path=None):
         goal = next((i, row.index("G")) for i, row in enumerate(rows) if "G" in row)
         inside = np.linalg.norm(obs[:, :2] - np.array(goal), axis=1) <= 0.5
         terminals = inside & ~inside[successors]
+    if not keep.any():
+        raise ValueError(f"{path}: no transitions in it")
     return {
         "observations": obs[keep],
         "actions": actions[keep].clip(-1, 1),

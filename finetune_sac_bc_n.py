@@ -9,7 +9,13 @@ collapses.
     a       ~ pi(s)
     beta    = max(beta_end, kappa beta) after every update,
               kappa = exp(log(beta_end / beta_start) / beta_decay_steps)
-    critics, policy and alpha learn as in sac_bc_n.py: (1) or (2), (3) or (4), and (5)
+    critics   minimise (Q_i(s, a) - y)^2,  a' ~ pi(s')
+              with y = r + gamma (1 - d) (min_i Q'_i(s', a') - alpha log pi(a'|s'))   (1) shared
+              or   y_i = r + gamma (1 - d) (Q'_i(s', a') - alpha log pi(a'|s'))  (2) independent
+    policy    maximises Q / mean|Q| - beta (tanh(mu(s)) - a)^2          (3) --bc-form mse
+              or        Q / mean|Q| + beta log pi(a|s)                  (4) --bc-form ll
+              with Q = min_i Q_i(s, a_p) - alpha log pi(a_p|s),  a_p ~ pi(s)
+    alpha     minimises - log alpha (log pi(a_p|s) + H)                 (5)
 
 Run it:
     python finetune_sac_bc_n.py --checkpoint runs/RUN/checkpoint.pt
@@ -121,7 +127,8 @@ TASKS = {
 def task_of(env_id):
     """The row of TASKS that a data set's name points to, or None."""
     name = "-" + re.sub("[/,]", "-", env_id.lower().replace("pointmaze", "maze2d")) + "-"
-    return next((row for task, row in TASKS.items() if f"-{task}-" in name), None)
+    known = (row for task, row in TASKS.items() if f"-{task}-" in name and "-dense-" not in name)
+    return next(known, None)
 
 
 def load_checkpoint(path):
@@ -134,6 +141,18 @@ def load_checkpoint(path):
     return checkpoint
 
 
+def restore(agent, checkpoint, facts, args):
+    """All networks, targets and statistics; of the critics the first N."""
+    found, old = checkpoint["args"], checkpoint.get("facts", facts)["environment"]
+    if args.env_id == found["env_id"] and old != facts["environment"]:
+        sys.exit(f"{args.checkpoint}: learned in {old}, but here is {facts['environment']}")
+    n, weights = args.num_critics, checkpoint["agent"].items()
+    try:
+        agent.load_state_dict({k: x[:n] if k.startswith("critics") else x for k, x in weights})
+    except RuntimeError as error:
+        sys.exit(f"{args.checkpoint}: the agent of another algorithm, task or size ({error})")
+
+
 def parse_args():
     """Look up checkpoint and task before parsing, so that --help shows the numbers of the run."""
     given = dict(re.findall(r"--(env[-_]id|checkpoint)[=\0]([^\0]+)", "\0".join(sys.argv[1:])))
@@ -144,14 +163,21 @@ def parse_args():
     if task:
         values |= task._asdict() | {"final_eval_episodes": task.eval_episodes}
     if checkpoint:
-        own = ("env_id", "checkpoint", "from_scratch", "save_dataset", "runs_dir", "eval_frequency")
+        own = {"env_id", "checkpoint", "from_scratch", "save_dataset", "runs_dir"}
+        own |= {"eval_frequency", "track", "capture_video"}
         values |= {name: value for name, value in found.items() if name not in own}
-        if task is not TASKS["maze2d-umaze"]:  # where the paper starts higher than offline
-            values["beta_start"] = checkpoint.get("beta", found.get("beta"))
+        if "beta" in checkpoint:  # it was fine-tuned before
+            values["beta_start"] = checkpoint["beta"]
+        elif task is not TASKS["maze2d-umaze"]:  # where the paper starts higher than offline
+            values["beta_start"] = found["beta"]
     defaults = Args()
     for name in values.keys() & vars(defaults).keys():
         setattr(defaults, name, values[name])
     args = tyro.cli(Args, default=defaults, description=__doc__)
+    zero = ("seed", "env_steps", "learning_starts", "offline_transitions")
+    for name, value in vars(args).items():
+        if type(value) is int and value < (name not in zero):
+            sys.exit(f"--{name.replace('_', '-')} {value}: too small")
     if args.from_scratch == bool(args.checkpoint):
         sys.exit("give the agent to start from (--checkpoint FILE), or say --from-scratch")
     if args.from_scratch:
@@ -241,7 +267,7 @@ class Agent(nn.Module):
             fitted |= {"reward_shift": 0.5, "reward_scale": 4.0}
         if args.reward_transform == "standardize":
             fitted["reward_shift"] = rewards.mean(dtype=np.float64)
-            fitted["reward_scale"] = 1 / rewards.std(dtype=np.float64)
+            fitted["reward_scale"] = 1 / (rewards.std(dtype=np.float64) or 1.0)
         for name, value in fitted.items():
             getattr(self, name).copy_(torch.as_tensor(value))
 
@@ -336,8 +362,9 @@ def beta_at(step, args):
     """beta of an update: beta <- max(beta_end, kappa beta) after every one before it."""
     if args.beta_start == 0:
         return 0.0
-    kappa = (args.beta_end / args.beta_start) ** (1 / args.beta_decay_steps)
-    return max(args.beta_end, args.beta_start * kappa ** (step - 1))
+    end = min(args.beta_end, args.beta_start)  # it never grows
+    kappa = (end / args.beta_start) ** (1 / args.beta_decay_steps)
+    return max(end, args.beta_start * kappa ** (step - 1))
 
 
 def collect(agent, env, observation, action, buffer, facts):
@@ -387,23 +414,25 @@ def load_data(env_id, dataset_path=None, from_scratch=False):
     try:
         import d4rl_tasks
 
-        path = dataset_path or d4rl_tasks.find(env_id)
-    except ImportError:  # this script was copied out alone, and knows Minari's data only
-        path = None
+        path, hint = dataset_path or d4rl_tasks.find(env_id), d4rl_tasks.missing(env_id)
+    except ModuleNotFoundError as error:  # a script copied out alone knows Minari's data only
+        if dataset_path or error.name != "d4rl_tasks":
+            sys.exit(f"D4RL's files and tasks need d4rl_tasks.py beside this script ({error})")
+        path, hint = None, ""
     if from_scratch:
         data, returns, facts, new_env = no_data(env_id)
+    elif path:
+        data, returns, facts, new_env = load_d4rl(env_id, path)
     else:
-        data, returns, facts, new_env = load_d4rl(env_id, path) if path else load_minari(env_id)
+        data, returns, facts, new_env = load_minari(env_id, hint)
     env, task = new_env(), task_of(env_id)
-    if (expected := env.observation_space.shape) != data[0].shape[1:]:
-        shapes = f"the observations have shape {data[0].shape[1:]}, not {expected}"
-        sys.exit(f"{facts['dataset']}: {shapes} as those of {env.spec.id}")
-    for name, column in zip(("observation", "action", "reward"), data, strict=False):
-        bad = np.flatnonzero(~np.isfinite(column.reshape(len(column), -1)).all(axis=1))
-        if len(bad):
-            sys.exit(
-                f"{facts['dataset']}: {name} {bad[0]} is not finite, nor {len(bad) - 1} others"
-            )
+    for space, column in zip((env.observation_space, env.action_space), data, strict=False):
+        if space.shape != column.shape[1:]:
+            shapes = f"{column.shape[1:]} in the data, {space.shape} in {env.spec.id}"
+            sys.exit(f"{facts['dataset']}: observations or actions are of shape {shapes}")
+    for name, column in zip(("observation", "action", "reward", "successor"), data, strict=False):
+        if len(bad := np.unique(np.argwhere(~np.isfinite(column))[:, 0])):
+            sys.exit(f"{facts['dataset']}: {name} {bad[0]} is not finite (of {len(bad)} such)")
     facts |= {
         "transitions": len(data[0]),
         "episodes": len(returns),
@@ -437,22 +466,30 @@ def load_d4rl(env_id, path):
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     newer = env_id.startswith("antmaze") and env_id.endswith("-v2")
-    comparable = "no: its antmaze is -v0" if newer else "yes: D4RL's file and environment"
+    comparable = "no: its antmaze is -v0" if newer else "yes, if the file is D4RL's own"
     facts = {"dataset": env_id, "source": str(path), "comparable_with_the_paper": comparable}
     spec = gym.spec(env_id)
     return data, returns, facts, lambda **render: wrap(gym.make(spec, **render))
 
 
-def load_minari(env_id):
+def load_minari(env_id, hint):
     """Minari's data of an id, or of the counterparts of a D4RL name."""
     matches = [(re.fullmatch(pattern, env_id), ids) for pattern, ids in COUNTERPARTS.items()]
-    ids = next((match.expand(ids) for match, ids in matches if match), env_id)
-    episodes = []
+    ids = next((match.expand(ids) for match, ids in matches if match), "" if hint else env_id)
+    if not ids:
+        sys.exit(hint)
+    episodes, datasets = [], []
     for dataset_id in ids.split(","):
         try:
             dataset = minari.load_dataset(dataset_id, download=True)
         except Exception as error:  # the hub's client has exceptions of its own, not OSError
-            sys.exit(f"{dataset_id}: no Minari data set here, and none to download ({error})")
+            problem = f"{dataset_id}: no Minari data set here, and none to download ({error})"
+            sys.exit(f"{problem}\n{hint}".strip())
+        if dataset.env_spec is None:
+            sys.exit(f"{dataset_id}: it does not say what its environment is")
+        datasets.append(dataset)
+        if len(names := {dataset.env_spec.id for dataset in datasets}) > 1:
+            sys.exit(f"{ids}: data of more than one environment ({', '.join(sorted(names))})")
         env = make_minari_env(dataset, task_of(env_id))
         try:
             episodes += read_minari(dataset, env)
@@ -465,10 +502,10 @@ def load_minari(env_id):
     data[1] = (2 * (data[1] - space.low) / (space.high - space.low) - 1).clip(-1, 1)
     facts = {
         "dataset": ids,
-        "source": f"Minari, {dataset.storage.data_path}",
+        "source": "Minari, " + ", ".join(str(dataset.storage.data_path) for dataset in datasets),
         "random_return": metadata.get("ref_min_score", 0.0),
         "expert_return": metadata.get("ref_max_score", 100.0),
-        "goal_is_terminal": "Maze_" in env.spec.id,
+        "goal_is_terminal": has_goal(env),
         "comparable_with_the_paper": "no: its scores are of D4RL's own files and environments",
     }
     returns = [episode[2].sum() for episode in episodes]
@@ -485,22 +522,30 @@ def read_minari(dataset, env):
             # A time limit is no terminal: the state after it has a value, and the last of the
             # T + 1 observations is that state.
             terminals = episode["terminations"][()]
-            if "Maze_" in env.spec.id:  # the collector went on at the goal, a policy is done
+            if has_goal(env):  # which the collector did not take for an end, but a policy is done
                 terminals = rewards > 0
+            if len(observations) != len(actions) + 1:
+                raise ValueError(f"episode {index} has not one observation more than actions")
             yield observations[:-1], actions, rewards, observations[1:], terminals
+
+
+def has_goal(env):
+    """Whether a reward means that a maze's goal was reached."""
+    return "Maze_" in env.spec.id and "Dense" not in env.spec.id
 
 
 def flatten(observations, space):
     """One row a step, in the order of gym.wrappers.FlattenObservation."""
     if isinstance(space, gym.spaces.Dict):
         return np.hstack([flatten(observations[key], part) for key, part in space.items()])
-    return np.reshape(observations, (len(observations), -1))
+    return np.reshape(observations[()], (len(observations), -1))
 
 
 def make_minari_env(dataset, task, **render):
     spec = dataset.env_spec
     # Minari's time limit for pointmaze is a float, and as long as the whole data set.
-    kwargs = {"max_episode_steps": task.horizon if task else int(spec.max_episode_steps)}
+    limit = task.horizon if task else min(int(spec.max_episode_steps or 1000), 10_000)
+    kwargs = {"max_episode_steps": limit}
     if "Maze_" in spec.id:
         # As in D4RL: at the goal an ant's episode ends, and a point goes on collecting reward.
         kwargs |= {"continuing_task": spec.id.startswith("PointMaze"), "reset_target": False}
@@ -511,6 +556,11 @@ def make_minari_env(dataset, task, **render):
 
 def wrap(env):
     """What the policy sees of an environment: flat observations, and actions in [-1, 1]."""
+    bounds = getattr(env.action_space, "high", np.inf)
+    if not np.isfinite(bounds).all():
+        sys.exit(
+            f"{env.spec.id}: its actions are not numbers between bounds, but {env.action_space}"
+        )
     env = gym.wrappers.FlattenObservation(env)
     return gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
 
@@ -549,13 +599,13 @@ def evaluate(agent, envs, num_episodes, seed, facts):
 def uncertainty(agent, obs, actions, seed):
     """Section 5.3 of the paper: how far the critics disagree, near the data and away from it."""
     generator = torch.Generator().manual_seed(seed)  # not the random stream of the training
-    sample = torch.randint(len(obs), (1024,), generator=generator).to(obs.device)
-    obs, actions = obs[sample], actions[sample]
+    rows = torch.randint(len(obs), (1024,), generator=generator).to(obs.device)
+    obs, actions = obs[rows], actions[rows]
     uniform = torch.rand(actions.shape, generator=generator).to(obs.device) * 2 - 1
     figures = {}
     for kind, a in {"data": actions, "policy": agent.policy(obs), "random": uniform}.items():
         q = agent.critics(obs, a)
-        figures[f"{kind}_std"] = q.std(dim=0).mean()
+        figures[f"{kind}_std"] = q.std(dim=0, correction=min(1, len(q) - 1)).mean()
         figures[f"{kind}_clip_penalty"] = (q.mean(dim=0) - q.amin(dim=0)).mean()
         figures[f"{kind}_min"] = q.amin(dim=0).mean()
     return figures
@@ -611,13 +661,13 @@ def stability(history):
         "score_before": before,
         "largest_drop": before - scores[worst],
         "recovery_step": next(recovered, None),
-        "last_10_mean": float(np.mean(scores[-10:])),
+        "last_10_mean": float(np.mean(scores[1:][-10:] or scores)),
     }
 
 
 if __name__ == "__main__":
     args, checkpoint = parse_args()
-    if "DISPLAY" not in os.environ:
+    if args.capture_video and sys.platform == "linux" and "DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")  # videos without a screen
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matmuls on CUDA
@@ -631,14 +681,10 @@ if __name__ == "__main__":
     agent = Agent(data[0].shape[1], data[1].shape[1], args)
     if args.target_entropy is None:
         args.target_entropy = -float(data[1].shape[1])
-    found = checkpoint["args"] if checkpoint else {}
     if checkpoint:
-        try:
-            agent.load_state_dict(checkpoint["agent"])  # with the statistics of the offline data
-        except RuntimeError as error:
-            sys.exit(f"{args.checkpoint}: the agent of another algorithm, task or size ({error})")
-    statistics = args.normalize_states, args.reward_transform
-    if statistics != (found.get("normalize_states"), found.get("reward_transform")):
+        restore(agent, checkpoint, facts, args)
+    fitted = ("normalize_states", "reward_transform")
+    if not checkpoint or any(getattr(args, name) != checkpoint["args"][name] for name in fitted):
         agent.fit_statistics(data[0], data[2], args)
     agent.to(device)
     optimizers = make_optimizers(agent, args)
@@ -652,7 +698,8 @@ if __name__ == "__main__":
     run_dir = Path(args.runs_dir) / f"{name}__{datetime.now():%Y%m%d-%H%M%S-%f}"
     run_dir.mkdir(parents=True)
     facts |= {"device": str(device), "run": str(run_dir)}
-    print("\n".join(f"{key}: {value}" for key, value in (vars(args) | facts).items()))
+    told = vars(args) | facts
+    print("\n".join(f"{key}: {value}" for key, value in told.items()))
     if args.track:
         try:
             import wandb
@@ -661,42 +708,41 @@ if __name__ == "__main__":
         project, entity = args.wandb_project_name, args.wandb_entity
         wandb.init(project=project, entity=entity, config=vars(args), sync_tensorboard=True)
     writer = SummaryWriter(run_dir)
-    table = "".join(f"\n|{key}|{value}|" for key, value in (vars(args) | facts).items())
+    table = "".join(f"\n|{key}|{value}|" for key, value in told.items())
     writer.add_text("hyperparameters", "|name|value|\n|-|-|" + table)
 
     losses, figures, history = {}, {"score": math.nan}, []
-    started, paused, speed, beta = time.monotonic(), 0.0, 0.0, args.beta_start
+    paused, speed, beta = 0.0, 0.0, args.beta_start
     progress = tqdm(total=args.env_steps, disable=None)  # a bar on a terminal only
     env.action_space.seed(args.seed)
     observation, _ = env.reset(seed=args.seed)
-    for step in range(-args.learning_starts, args.env_steps + 1):
-        if step != 0:  # step 0 is the agent as it came, with all of its first K steps in the buffer
-            action = explore(agent, observation, args)
-            if args.from_scratch and step < 0:
-                action = env.action_space.sample()
-            observation = collect(agent, env, observation, action, buffer, facts)
-        if step <= 0:
-            started = time.monotonic()
-        if step < 0:
-            continue
+    for _ in range(args.learning_starts):  # K steps without updates
+        scratch = args.from_scratch
+        action = env.action_space.sample() if scratch else explore(agent, observation, args)
+        observation = collect(agent, env, observation, action, buffer, facts)
+    started = time.monotonic()
+    for step in range(args.env_steps + 1):  # step 0 evaluates the agent as it came, and no more
         if step > 0:
+            action = explore(agent, observation, args)
+            observation = collect(agent, env, observation, action, buffer, facts)
             beta = beta_at(step, args)
-            batch = buffer.sample(args.batch_size)
-            losses |= update(agent, optimizers, batch, beta, args)
+            losses |= update(agent, optimizers, buffer.sample(args.batch_size), beta, args)
             progress.update()
 
         last = step == args.env_steps
-        if losses and (step % args.log_frequency == 0 or last):
+        evaluating = step % args.eval_frequency == 0 or last
+        if step > 0 and (step % args.log_frequency == 0 or evaluating):
             speed = step / (time.monotonic() - started - paused)
             logged = {"charts/SPS": speed, "charts/beta": beta}
             logged |= {f"losses/{key}": loss.item() for key, loss in losses.items()}
             for key, value in logged.items():
                 writer.add_scalar(key, value, step)
-            progress.set_postfix(
-                loss=logged["losses/critic"], score=figures["score"], refresh=False
-            )
+            progress.set_postfix(loss=logged["losses/critic"], score=figures["score"])
+            if not all(map(math.isfinite, logged.values())):
+                progress.write(f"step {step:,}: not finite, so stopped: {logged}", file=sys.stderr)
+                sys.exit(3)
 
-        if step % args.eval_frequency == 0 or last:
+        if evaluating:
             pause = time.monotonic()
             num_episodes = args.final_eval_episodes if last else args.eval_episodes
             seed = [args.seed, step]

@@ -114,19 +114,24 @@ TASKS = {
 def task_of(env_id):
     """The row of TASKS that a data set's name points to, or None."""
     name = "-" + re.sub("[/,]", "-", env_id.lower().replace("pointmaze", "maze2d")) + "-"
-    return next((row for task, row in TASKS.items() if f"-{task}-" in name), None)
+    known = (row for task, row in TASKS.items() if f"-{task}-" in name and "-dense-" not in name)
+    return next(known, None)
 
 
 def parse_args():
     """Look up the task before parsing, so that --help shows the numbers that a run would use."""
-    given = re.search(r"--env[-_]id[=\0]([^\0]+)", "\0".join(sys.argv[1:]))
-    defaults = Args(env_id=given[1]) if given else Args()
+    given = re.findall(r"--env[-_]id[=\0]([^\0]+)", "\0".join(sys.argv[1:]))
+    defaults = Args(env_id=given[-1]) if given else Args()
     if task := task_of(defaults.env_id):
         for name in task._fields:
             if hasattr(defaults, name):
                 setattr(defaults, name, getattr(task, name))
         defaults.final_eval_episodes = task.eval_episodes
-    return tyro.cli(Args, default=defaults, description=__doc__)
+    args = tyro.cli(Args, default=defaults, description=__doc__)
+    for name, value in vars(args).items():
+        if type(value) is int and value < (name not in ("seed", "bc_inflation_steps")):
+            sys.exit(f"--{name.replace('_', '-')} {value}: too small")
+    return args
 
 
 class Critics(nn.Module):
@@ -203,7 +208,7 @@ class Agent(nn.Module):
             fitted |= {"reward_shift": 0.5, "reward_scale": 4.0}
         if args.reward_transform == "standardize":
             fitted["reward_shift"] = rewards.mean(dtype=np.float64)
-            fitted["reward_scale"] = 1 / rewards.std(dtype=np.float64)
+            fitted["reward_scale"] = 1 / (rewards.std(dtype=np.float64) or 1.0)
         for name, value in fitted.items():
             getattr(self, name).copy_(torch.as_tensor(value))
 
@@ -303,20 +308,23 @@ def load_data(env_id, dataset_path=None):
     try:
         import d4rl_tasks
 
-        path = dataset_path or d4rl_tasks.find(env_id)
-    except ImportError:  # this script was copied out alone, and knows Minari's data only
-        path = None
-    data, returns, facts, new_env = load_d4rl(env_id, path) if path else load_minari(env_id)
+        path, hint = dataset_path or d4rl_tasks.find(env_id), d4rl_tasks.missing(env_id)
+    except ModuleNotFoundError as error:  # a script copied out alone knows Minari's data only
+        if dataset_path or error.name != "d4rl_tasks":
+            sys.exit(f"D4RL's files and tasks need d4rl_tasks.py beside this script ({error})")
+        path, hint = None, ""
+    if path:
+        data, returns, facts, new_env = load_d4rl(env_id, path)
+    else:
+        data, returns, facts, new_env = load_minari(env_id, hint)
     env, task = new_env(), task_of(env_id)
-    if (expected := env.observation_space.shape) != data[0].shape[1:]:
-        shapes = f"the observations have shape {data[0].shape[1:]}, not {expected}"
-        sys.exit(f"{facts['dataset']}: {shapes} as those of {env.spec.id}")
-    for name, column in zip(("observation", "action", "reward"), data, strict=False):
-        bad = np.flatnonzero(~np.isfinite(column.reshape(len(column), -1)).all(axis=1))
-        if len(bad):
-            sys.exit(
-                f"{facts['dataset']}: {name} {bad[0]} is not finite, nor {len(bad) - 1} others"
-            )
+    for space, column in zip((env.observation_space, env.action_space), data, strict=False):
+        if space.shape != column.shape[1:]:
+            shapes = f"{column.shape[1:]} in the data, {space.shape} in {env.spec.id}"
+            sys.exit(f"{facts['dataset']}: observations or actions are of shape {shapes}")
+    for name, column in zip(("observation", "action", "reward", "successor"), data, strict=False):
+        if len(bad := np.unique(np.argwhere(~np.isfinite(column))[:, 0])):
+            sys.exit(f"{facts['dataset']}: {name} {bad[0]} is not finite (of {len(bad)} such)")
     facts |= {
         "transitions": len(data[0]),
         "episodes": len(returns),
@@ -338,22 +346,30 @@ def load_d4rl(env_id, path):
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     newer = env_id.startswith("antmaze") and env_id.endswith("-v2")
-    comparable = "no: its antmaze is -v0" if newer else "yes: D4RL's file and environment"
+    comparable = "no: its antmaze is -v0" if newer else "yes, if the file is D4RL's own"
     facts = {"dataset": env_id, "source": str(path), "comparable_with_the_paper": comparable}
     spec = gym.spec(env_id)
     return data, returns, facts, lambda **render: wrap(gym.make(spec, **render))
 
 
-def load_minari(env_id):
+def load_minari(env_id, hint):
     """Minari's data of an id, or of the counterparts of a D4RL name."""
     matches = [(re.fullmatch(pattern, env_id), ids) for pattern, ids in COUNTERPARTS.items()]
-    ids = next((match.expand(ids) for match, ids in matches if match), env_id)
-    episodes = []
+    ids = next((match.expand(ids) for match, ids in matches if match), "" if hint else env_id)
+    if not ids:
+        sys.exit(hint)
+    episodes, datasets = [], []
     for dataset_id in ids.split(","):
         try:
             dataset = minari.load_dataset(dataset_id, download=True)
         except Exception as error:  # the hub's client has exceptions of its own, not OSError
-            sys.exit(f"{dataset_id}: no Minari data set here, and none to download ({error})")
+            problem = f"{dataset_id}: no Minari data set here, and none to download ({error})"
+            sys.exit(f"{problem}\n{hint}".strip())
+        if dataset.env_spec is None:
+            sys.exit(f"{dataset_id}: it does not say what its environment is")
+        datasets.append(dataset)
+        if len(names := {dataset.env_spec.id for dataset in datasets}) > 1:
+            sys.exit(f"{ids}: data of more than one environment ({', '.join(sorted(names))})")
         env = make_minari_env(dataset, task_of(env_id))
         try:
             episodes += read_minari(dataset, env)
@@ -366,10 +382,10 @@ def load_minari(env_id):
     data[1] = (2 * (data[1] - space.low) / (space.high - space.low) - 1).clip(-1, 1)
     facts = {
         "dataset": ids,
-        "source": f"Minari, {dataset.storage.data_path}",
+        "source": "Minari, " + ", ".join(str(dataset.storage.data_path) for dataset in datasets),
         "random_return": metadata.get("ref_min_score", 0.0),
         "expert_return": metadata.get("ref_max_score", 100.0),
-        "goal_is_terminal": "Maze_" in env.spec.id,
+        "goal_is_terminal": has_goal(env),
         "comparable_with_the_paper": "no: its scores are of D4RL's own files and environments",
     }
     returns = [episode[2].sum() for episode in episodes]
@@ -386,22 +402,30 @@ def read_minari(dataset, env):
             # A time limit is no terminal: the state after it has a value, and the last of the
             # T + 1 observations is that state.
             terminals = episode["terminations"][()]
-            if "Maze_" in env.spec.id:  # the collector went on at the goal, a policy is done
+            if has_goal(env):  # which the collector did not take for an end, but a policy is done
                 terminals = rewards > 0
+            if len(observations) != len(actions) + 1:
+                raise ValueError(f"episode {index} has not one observation more than actions")
             yield observations[:-1], actions, rewards, observations[1:], terminals
+
+
+def has_goal(env):
+    """Whether a reward means that a maze's goal was reached."""
+    return "Maze_" in env.spec.id and "Dense" not in env.spec.id
 
 
 def flatten(observations, space):
     """One row a step, in the order of gym.wrappers.FlattenObservation."""
     if isinstance(space, gym.spaces.Dict):
         return np.hstack([flatten(observations[key], part) for key, part in space.items()])
-    return np.reshape(observations, (len(observations), -1))
+    return np.reshape(observations[()], (len(observations), -1))
 
 
 def make_minari_env(dataset, task, **render):
     spec = dataset.env_spec
     # Minari's time limit for pointmaze is a float, and as long as the whole data set.
-    kwargs = {"max_episode_steps": task.horizon if task else int(spec.max_episode_steps)}
+    limit = task.horizon if task else min(int(spec.max_episode_steps or 1000), 10_000)
+    kwargs = {"max_episode_steps": limit}
     if "Maze_" in spec.id:
         # As in D4RL: at the goal an ant's episode ends, and a point goes on collecting reward.
         kwargs |= {"continuing_task": spec.id.startswith("PointMaze"), "reset_target": False}
@@ -412,6 +436,11 @@ def make_minari_env(dataset, task, **render):
 
 def wrap(env):
     """What the policy sees of an environment: flat observations, and actions in [-1, 1]."""
+    bounds = getattr(env.action_space, "high", np.inf)
+    if not np.isfinite(bounds).all():
+        sys.exit(
+            f"{env.spec.id}: its actions are not numbers between bounds, but {env.action_space}"
+        )
     env = gym.wrappers.FlattenObservation(env)
     return gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
 
@@ -450,13 +479,13 @@ def evaluate(agent, envs, num_episodes, seed, facts):
 def uncertainty(agent, obs, actions, seed):
     """Section 5.3 of the paper: how far the critics disagree, near the data and away from it."""
     generator = torch.Generator().manual_seed(seed)  # not the random stream of the training
-    sample = torch.randint(len(obs), (1024,), generator=generator).to(obs.device)
-    obs, actions = obs[sample], actions[sample]
+    rows = torch.randint(len(obs), (1024,), generator=generator).to(obs.device)
+    obs, actions = obs[rows], actions[rows]
     uniform = torch.rand(actions.shape, generator=generator).to(obs.device) * 2 - 1
     figures = {}
     for kind, a in {"data": actions, "policy": agent.policy(obs), "random": uniform}.items():
         q = agent.critics(obs, a)
-        figures[f"{kind}_std"] = q.std(dim=0).mean()
+        figures[f"{kind}_std"] = q.std(dim=0, correction=min(1, len(q) - 1)).mean()
         figures[f"{kind}_clip_penalty"] = (q.mean(dim=0) - q.amin(dim=0)).mean()
         figures[f"{kind}_min"] = q.amin(dim=0).mean()
     return figures
@@ -464,7 +493,7 @@ def uncertainty(agent, obs, actions, seed):
 
 if __name__ == "__main__":
     args = parse_args()
-    if "DISPLAY" not in os.environ:
+    if args.capture_video and sys.platform == "linux" and "DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")  # videos without a screen
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matmuls on CUDA
@@ -485,7 +514,8 @@ if __name__ == "__main__":
     run_dir = Path(args.runs_dir) / f"{name}__{datetime.now():%Y%m%d-%H%M%S-%f}"
     run_dir.mkdir(parents=True)
     facts |= {"device": str(device), "run": str(run_dir)}
-    print("\n".join(f"{key}: {value}" for key, value in (vars(args) | facts).items()))
+    told = vars(args) | facts
+    print("\n".join(f"{key}: {value}" for key, value in told.items()))
     if args.track:
         try:
             import wandb
@@ -494,7 +524,7 @@ if __name__ == "__main__":
         project, entity = args.wandb_project_name, args.wandb_entity
         wandb.init(project=project, entity=entity, config=vars(args), sync_tensorboard=True)
     writer = SummaryWriter(run_dir)
-    table = "".join(f"\n|{key}|{value}|" for key, value in (vars(args) | facts).items())
+    table = "".join(f"\n|{key}|{value}|" for key, value in told.items())
     writer.add_text("hyperparameters", "|name|value|\n|-|-|" + table)
 
     losses, figures, history = {}, {"score": math.nan}, []
@@ -507,17 +537,19 @@ if __name__ == "__main__":
         progress.update()
 
         last = step == args.gradient_steps
-        if step % args.log_frequency == 0 or last:
+        evaluating = step % args.eval_frequency == 0 or last
+        if step % args.log_frequency == 0 or evaluating:
             speed = step / (time.monotonic() - started - paused)
             logged = {"charts/SPS": speed, "charts/beta": beta}
             logged |= {f"losses/{key}": loss.item() for key, loss in losses.items()}
             for key, value in logged.items():
                 writer.add_scalar(key, value, step)
-            progress.set_postfix(
-                loss=logged["losses/critic"], score=figures["score"], refresh=False
-            )
+            progress.set_postfix(loss=logged["losses/critic"], score=figures["score"])
+            if not all(map(math.isfinite, logged.values())):
+                progress.write(f"step {step:,}: not finite, so stopped: {logged}", file=sys.stderr)
+                sys.exit(3)
 
-        if step % args.eval_frequency == 0 or last:
+        if evaluating:
             pause = time.monotonic()
             num_episodes = args.final_eval_episodes if last else args.eval_episodes
             seed = [args.seed, step]

@@ -120,6 +120,22 @@ def test_other_tasks_get_the_generic_defaults(env_id, monkeypatch):
     assert vars(args) == vars(td3_bc_n.Args(env_id=env_id))
 
 
+def test_the_last_env_id_counts(monkeypatch):
+    args = parse(td3_bc_n, monkeypatch, "--env-id", "pen-human-v1", "--env-id", "maze2d-large-v1")
+    assert (args.env_id, args.beta) == ("maze2d-large-v1", 0.2)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["gradient-steps", "eval-frequency", "log-frequency", "eval-episodes", "num-critics"],
+)
+def test_numbers_that_are_too_small_are_refused(argument, monkeypatch):
+    with pytest.raises(SystemExit, match=f"--{argument} 0: too small"):
+        parse(td3_bc_n, monkeypatch, f"--{argument}", "0")
+    with pytest.raises(SystemExit, match="--seed -1: too small"):
+        parse(td3_bc_n, monkeypatch, "--seed", "-1")
+
+
 @pytest.mark.parametrize("script", ["td3_bc_n", "sac_bc_n"])
 def test_help_is_a_manual_with_the_numbers_of_the_task(script):
     command = [

@@ -10,7 +10,17 @@ from conftest import ROOT
 ALGORITHM = {"Args", "Task", "TASKS", "Policy", "sample", "log_prob", "Agent", "critic_loss"}
 ALGORITHM |= {"policy_loss", "alpha_loss", "make_optimizers", "update", "explore"}
 # ... and between offline and online. Everything else is the same, byte for byte.
-ONLINE = {"Args", "Task", "TASKS", "load_checkpoint", "parse_args", "explore", "beta_at", "collect"}
+ONLINE = {
+    "Args",
+    "Task",
+    "TASKS",
+    "load_checkpoint",
+    "restore",
+    "parse_args",
+    "explore",
+    "beta_at",
+    "collect",
+}
 ONLINE |= {"ReplayBuffer", "Recorder", "stability", "load_data", "no_data"}
 ONLINE |= {"from dataclasses import dataclass", "from dataclasses import dataclass, replace"}
 ONLINE |= {"from minari.data_collector.episode_buffer import EpisodeBuffer"}

@@ -421,6 +421,7 @@ def test_leaving_the_goal_is_terminal_in_maze2d(tmp_path):
             {"rewards": np.where(np.arange(20) == 7, np.inf, 0)},
             "'rewards' has 1 rows not finite, first 7",
         ),
+        ({"rewards": None, "rewards/group": np.zeros(3)}, "no key 'rewards'"),
         ({"observations": np.zeros((0, 11))}, "key 'observations' is empty"),
     ],
 )
@@ -430,6 +431,12 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message) as error:
         load("hopper-medium-v2", path)
     assert str(path) in str(error.value)
+
+
+def test_a_file_of_one_row_has_no_transitions(tmp_path):
+    write_d4rl_file(tmp_path / "file.hdf5", rows=1)
+    with pytest.raises(ValueError, match="no transitions in it"):
+        load("hopper-medium-v2", tmp_path / "file.hdf5")
 
 
 def test_a_text_file_named_hdf5(tmp_path):

@@ -137,6 +137,12 @@ def test_antmaze_is_evaluated_in_the_maze_of_its_data():
     assert maze == env.unwrapped.maze.maze_map != mirrored
 
 
+def test_a_float_for_a_time_limit_is_no_obstacle_to_a_task_we_do_not_know(datasets):
+    shutil.copytree(datasets / "tests/pointmaze/umaze-v0", datasets / "tests/points-v0")
+    env = load_data("tests/points-v0")[2]()
+    assert isinstance(env.spec.max_episode_steps, int) and env.spec.max_episode_steps == 10_000
+
+
 def test_a_point_collects_reward_at_a_goal_that_stays(datasets):
     metadata = json.loads((datasets / "tests/pointmaze/umaze-v0/data/metadata.json").read_text())
     assert re.search(r'"max_episode_steps": 1e6', metadata["env_spec"]), "Minari's float limit"
@@ -168,12 +174,12 @@ def test_states_are_normalised_by_the_statistics_of_the_whole_data_set(script):
 
 
 def test_statistics_of_a_million_rows_keep_their_precision():
-    observations = np.full((1_000_000, 1), 1000.1, dtype=np.float32)
-    observations[::2] += 1
-    agent = Agent(1, 1, Args())
+    observations = np.full((1_000_000, 2), 1000.1, dtype=np.float32)  # one column would be summed
+    observations[::2] += 1  # pairwise by numpy, and be precise anyway
+    agent = Agent(2, 1, Args())
     agent.fit_statistics(observations, observations[:, 0], Args())
-    assert agent.obs_mean.item() == pytest.approx(1000.6, abs=1e-3)
-    assert agent.obs_std.item() == pytest.approx(0.501, abs=1e-3)
+    np.testing.assert_allclose(agent.obs_mean, 1000.6, atol=1e-3)
+    np.testing.assert_allclose(agent.obs_std, 0.501, atol=1e-3)
 
 
 def test_states_stay_as_they_are_without_normalisation():
@@ -225,9 +231,19 @@ def test_a_d4rl_name_without_its_file_asks_for_minaris_counterpart(name, ids, mo
         raise ConnectionError("no network")
 
     monkeypatch.setattr("minari.load_dataset", load_dataset)
-    with pytest.raises(SystemExit, match=re.escape(ids.split(",")[0])):
+    with pytest.raises(SystemExit, match=re.escape(ids.split(",")[0])) as error:
         load_data(name)
+    assert "fetch it: " in str(error.value), "or D4RL's own file"
     assert asked == ids.split(",")[:1]
+
+
+@pytest.mark.parametrize("name", ["hopper-medium-replay-v2", "walker2d-random-v2"])
+def test_a_d4rl_name_without_file_or_counterpart_says_how_to_get_the_file(name, monkeypatch):
+    monkeypatch.setenv("D4RL_DATASET_DIR", "nowhere")
+    monkeypatch.setattr("minari.load_dataset", lambda *_, **__: pytest.fail("not Minari's"))
+    file = name.replace("-v2", "").replace("-", "_", 1).replace("-", "_")
+    with pytest.raises(SystemExit, match=f"no file nowhere/{file}-v2.hdf5\n  fetch it: .*curl"):
+        load_data(name)
 
 
 def test_medium_expert_is_both_of_its_minari_data_sets(datasets):
@@ -277,7 +293,11 @@ def test_dataset_path_forces_a_file(d4rl_folder):
     [
         ("hopper-expert-v2", "nowhere.hdf5", "no file .*nowhere.hdf5"),
         ("tests/hopper/random-v0", "file.hdf5", "not a data set of D4RL's"),
-        ("walker2d-expert-v2", "file.hdf5", r"shape \(11,\), not \(17,\) as .* walker2d-expert-v2"),
+        (
+            "walker2d-expert-v2",
+            "file.hdf5",
+            r"shape \(11,\) in the data, \(17,\) in walker2d-expert-v2",
+        ),
     ],
 )
 def test_a_file_that_does_not_fit_is_one_clear_line(d4rl_folder, env_id, file, message):
@@ -300,6 +320,10 @@ def test_one_file_copied_into_another_project_works(script, tmp_path):
     command = [sys.executable, f"{script}.py", *arguments]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
     assert list(tmp_path.glob(f"runs/*__{script}__1__*/result.json"))
+    process = subprocess.run(
+        [*command, "--dataset-path", "x.hdf5"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert process.returncode == 1 and "need d4rl_tasks.py beside this script" in process.stderr
 
 
 def broken_copy(datasets, name):
@@ -308,14 +332,49 @@ def broken_copy(datasets, name):
     return datasets / name / "data"
 
 
-@pytest.mark.parametrize(("key", "word"), [("rewards", "reward"), ("observations", "observation")])
-def test_values_that_are_not_finite_are_named(datasets, key, word):
-    folder = broken_copy(datasets, f"tests/broken/{key}-v0")
-    with h5py.File(folder / "main_data.hdf5", "r+") as file:
-        first = len(file["episode_0/rewards"])
-        file[f"episode_1/{key}"][2] = np.nan
-    with pytest.raises(SystemExit, match=f": {word} {first + 2} is not finite"):
-        load_data(f"tests/broken/{key}-v0")
+@pytest.mark.parametrize(
+    ("key", "row", "word"),
+    [
+        ("rewards", 2, "reward"),
+        ("observations", 2, "observation"),
+        ("observations", -1, "successor"),
+    ],
+)
+def test_values_that_are_not_finite_are_named(datasets, key, row, word):
+    name = f"tests/broken/{word}-v0"
+    with h5py.File(broken_copy(datasets, name) / "main_data.hdf5", "r+") as file:
+        first, length = (len(file[f"episode_{i}/rewards"]) for i in (0, 1))
+        file[f"episode_1/{key}"][row] = np.nan
+    index = first + (row if row >= 0 else length - 1)
+    with pytest.raises(SystemExit, match=f"{name}: {word} {index} is not finite"):
+        load_data(name)
+
+
+def test_an_episode_with_an_observation_too_few_is_one_clear_line(datasets):
+    with h5py.File(broken_copy(datasets, "tests/broken/few-v0") / "main_data.hdf5", "r+") as file:
+        shorter = file["episode_4/observations"][:-1]
+        del file["episode_4/observations"]
+        file["episode_4/observations"] = shorter
+    with pytest.raises(SystemExit, match="episode 4 has not one observation more than actions"):
+        load_data("tests/broken/few-v0")
+
+
+def test_data_of_two_environments_do_not_mix():
+    with pytest.raises(SystemExit, match=r"more than one environment \(Hopper-v5, Pendulum-v1"):
+        load_data("tests/hopper/random-v0,tests/swing-v0")
+
+
+def test_a_dense_maze_is_another_task_and_has_no_terminal_goal():
+    env = gym.make("PointMaze_UMazeDense-v3", continuing_task=True, max_episode_steps=10)
+    create("tests/pointmaze/umaze-dense-v0", collect(env, 2, seed=0), env)
+    data, facts, _ = load_data("tests/pointmaze/umaze-dense-v0")
+    assert (data[2] > 0).all() and (data[4] == 0).all() and "generic" in facts["task"]
+
+
+def test_actions_without_bounds_are_one_clear_line():
+    env = gym.make("CartPole-v1", max_episode_steps=5)
+    with pytest.raises(SystemExit, match="CartPole-v1: its actions are not numbers between bounds"):
+        td3_bc_n.wrap(env)
 
 
 def test_a_data_file_cut_short_is_one_clear_line(datasets):

@@ -136,3 +136,14 @@ def test_tracking_without_its_package_is_one_clear_line(run):
     process, _ = run("td3_bc_n", "--env-id", "tests/hopper/random-v0", "--track", check=False)
     assert process.returncode == 1 and "pip install wandb" in process.stderr
     assert "Traceback" not in process.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_run_that_diverges_stops_with_a_reason_and_its_last_good_checkpoint(script, run):
+    arguments = ["--env-id", "tests/hopper/random-v0", *SHORT, "--gradient-steps", 2000]
+    arguments += ["--log-frequency", 50, "--eval-frequency", 2, "--eval-episodes", 1]
+    process, run_dir = run(script, *arguments, "--learning-rate", 1e18, check=False)
+    assert process.returncode == 3 and "not finite, so stopped" in process.stderr
+    assert not (run_dir / "result.json").exists()
+    if (run_dir / "checkpoint.pt").exists():
+        assert all(value.isfinite().all() for value in weights(run_dir).values())

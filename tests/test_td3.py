@@ -19,6 +19,7 @@ def agent():
     for network in (agent.critics_target, agent.policy_target):  # targets that differ from networks
         for parameter in network.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
+    agent.policy_target.mean.bias.add_(1.0)  # near the bounds, where noise would leave them
     return agent
 
 

@@ -343,12 +343,12 @@ def missing(name):
     return f"{name}: no file {file}\n  fetch it: {fetch}{other}"
 
 
-def load(name, path=None):
+def load(name, path=None, clip=True):
     """D4RL's file as transitions (observations, actions, rewards, next_observations, terminals).
 
     Also `episode_returns`, of the file's episodes. The file has no next observations: the row after
     a row is its successor, unless the row ends an episode; the last row before a time limit or the
-    end of the file has none, and is left out.
+    end of the file has none, and is left out. Actions are clipped to [-1, 1].
     """
     if name not in TASKS:
         near = ", ".join(difflib.get_close_matches(name, TASKS, cutoff=0))
@@ -391,7 +391,7 @@ def load(name, path=None):
         raise ValueError(f"{path}: no transitions in it")
     return {
         "observations": obs[keep],
-        "actions": actions[keep].clip(-1, 1),
+        "actions": actions[keep].clip(-1, 1) if clip else actions[keep],
         "rewards": rewards[keep],
         "next_observations": obs[successors[keep]],
         "terminals": terminals[keep].astype(np.float32),

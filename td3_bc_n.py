@@ -19,10 +19,12 @@ Run it:
 """
 
 import copy
+import difflib
 import json
 import math
 import os
 import re
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -52,6 +54,7 @@ class Args:
     dataset_path: str | None = None  # a file of D4RL's to use, wherever it is
     seed: int = 1  # of the networks, the batches and the evaluation episodes
     gradient_steps: int = 1_000_000  # critic updates (paper: 1000000)
+    resume: str | None = None  # go on with a run: its checkpoint.pt, or its directory
     cuda: bool = True  # train on the GPU if there is one
     torch_deterministic: bool = True  # use deterministic algorithms
     runs_dir: str = "runs"  # the run writes to RUNS_DIR/ENV__SCRIPT__SEED__TIME
@@ -64,7 +67,7 @@ class Args:
     independent_targets: bool = False  # every critic learns from its own target (paper: by task)
     bc_inflation: float = 10.0  # beta is multiplied by this ... (paper: 10)
     bc_inflation_steps: int = 50_000  # ... for so many steps at the start (paper: 50000)
-    critic_init: Literal["paper", "torch"] = "paper"  # initial weights, see Critics
+    critic_init: Literal["paper", "torch"] = "paper"  # the paper's spreads critics 12 times as wide
     normalize_states: bool = True  # standardise states by the data's statistics (paper: yes)
     # r for raw, 4(r - 0.5) for antmaze, (r - mean)/std for standardize (paper: by task)
     reward_transform: Literal["raw", "antmaze", "standardize"] = "raw"
@@ -115,22 +118,6 @@ def task_of(env_id):
     name = "-" + re.sub("[/,]", "-", env_id.lower().replace("pointmaze", "maze2d")) + "-"
     known = (row for task, row in TASKS.items() if f"-{task}-" in name and "-dense-" not in name)
     return next(known, None)
-
-
-def parse_args():
-    """Look up the task before parsing, so that --help shows the numbers that a run would use."""
-    given = re.findall(r"--env[-_]id[=\0]([^\0]+)", "\0".join(sys.argv[1:]))
-    defaults = Args(env_id=given[-1]) if given else Args()
-    if task := task_of(defaults.env_id):
-        for name in task._fields:
-            if hasattr(defaults, name):
-                setattr(defaults, name, getattr(task, name))
-        defaults.final_eval_episodes = task.eval_episodes
-    args = tyro.cli(Args, default=defaults, description=__doc__)
-    for name, value in vars(args).items():
-        if type(value) is int and value < (name not in ("seed", "bc_inflation_steps")):
-            sys.exit(f"--{name.replace('_', '-')} {value}: too small")
-    return args
 
 
 class Critics(nn.Module):
@@ -260,6 +247,60 @@ def polyak(target, network, tau):
         target_parameter.lerp_(parameter, tau)
 
 
+# --- The method ends here; the rest is arguments, data, evaluation and survival. ---
+
+
+def load_checkpoint(path):
+    """A checkpoint, or that of a run's directory; nothing in a file is ever executed."""
+    path = Path(path, "checkpoint.pt") if Path(path).is_dir() else Path(path)
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint["agent"], checkpoint["args"]
+    except Exception as error:  # torch.load has many ways to fail on a file that is not its own
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        sys.exit(f"{path}: not a checkpoint of these scripts ({reason})")
+    return checkpoint
+
+
+def resumed_args(path):
+    """The arguments of the run to go on with. What shapes its learning cannot change."""
+    checkpoint, script = load_checkpoint(path), Path(__file__).stem
+    if checkpoint.get("script") != script:
+        sys.exit(f"{path}: a checkpoint of {checkpoint.get('script')}, not of {script}")
+    if checkpoint["args"].get("save_dataset"):
+        sys.exit(f"{path}: a run with --save-dataset cannot be resumed")
+    args = tyro.cli(Args, default=Args(**checkpoint["args"]), description=__doc__)
+    may_change = {"resume", "gradient_steps", "env_steps", "cuda", "runs_dir", "track"}
+    may_change |= {"wandb_project_name", "wandb_entity", "eval_frequency", "eval_episodes"}
+    may_change |= {"final_eval_episodes", "log_frequency", "capture_video"}
+    for name, old in checkpoint["args"].items():
+        if (new := getattr(args, name)) != old and name not in may_change:
+            sys.exit(f"--{name.replace('_', '-')} {new} contradicts the checkpoint's {old}")
+    total = vars(args).get("gradient_steps") or vars(args).get("env_steps")
+    if checkpoint["step"] >= total:
+        sys.exit(f"{path}: finished already, at step {checkpoint['step']}")
+    return args, checkpoint
+
+
+def parse_args():
+    """Look up the task before parsing, so that --help shows the numbers that a run would use."""
+    given = dict(re.findall(r"--(env[-_]id|resume)[=\0]([^\0]+)", "\0".join(sys.argv[1:])))
+    if "resume" in given:
+        return resumed_args(given["resume"])
+    defaults = Args()
+    defaults.env_id = given.get("env-id") or given.get("env_id") or defaults.env_id
+    if task := task_of(defaults.env_id):
+        for name in task._fields:
+            if hasattr(defaults, name):
+                setattr(defaults, name, getattr(task, name))
+        defaults.final_eval_episodes = task.eval_episodes
+    args = tyro.cli(Args, default=defaults, description=__doc__)
+    for name, value in vars(args).items():
+        if type(value) is int and value < (name not in ("seed", "bc_inflation_steps")):
+            sys.exit(f"--{name.replace('_', '-')} {value}: too small")
+    return args, None
+
+
 # Minari's counterparts of D4RL's data sets: other data, and for the mazes other physics.
 COUNTERPARTS = {
     r"(hopper|halfcheetah|walker2d)-(medium|expert)-v2": r"mujoco/\1/\2-v0",
@@ -274,28 +315,29 @@ def load_data(env_id, dataset_path=None):
     """Transitions as five arrays, what there is to say of them, and a maker of environments."""
     try:
         import d4rl_tasks
-
-        path, hint = dataset_path or d4rl_tasks.find(env_id), d4rl_tasks.missing(env_id)
-    except ModuleNotFoundError as error:  # a script copied out alone knows Minari's data only
-        if dataset_path or error.name != "d4rl_tasks":
-            sys.exit(f"D4RL's files and tasks need d4rl_tasks.py beside this script ({error})")
-        path, hint = None, ""
+    except ModuleNotFoundError:  # a script copied out alone knows Minari's data only
+        d4rl_tasks = None
+    if dataset_path and not d4rl_tasks:
+        sys.exit("--dataset-path needs d4rl_tasks.py beside this script")
+    path = dataset_path or (d4rl_tasks and d4rl_tasks.find(env_id))
     if path:
-        data, returns, facts, new_env = load_d4rl(env_id, path)
+        data, returns, facts, new_env = load_d4rl(env_id, path, d4rl_tasks)
     else:
-        data, returns, facts, new_env = load_minari(env_id, hint)
-    env, task = new_env(), task_of(env_id)
+        data, returns, facts, new_env = load_minari(env_id, d4rl_tasks)
+    env, task, name = new_env(), task_of(env_id), facts["dataset"]
     for space, column in zip((env.observation_space, env.action_space), data, strict=False):
         if space.shape != column.shape[1:]:
-            shapes = f"{column.shape[1:]} in the data, {space.shape} in {env.spec.id}"
-            sys.exit(f"{facts['dataset']}: observations or actions are of shape {shapes}")
-    for name, column in zip(("observation", "action", "reward", "successor"), data, strict=False):
+            sys.exit(f"{name}: shape {column.shape[1:]}, where {env.spec.id} has {space.shape}")
+    for key, column in zip(("observation", "action", "reward", "successor"), data, strict=False):
         if len(bad := np.unique(np.argwhere(~np.isfinite(column))[:, 0])):
-            sys.exit(f"{facts['dataset']}: {name} {bad[0]} is not finite (of {len(bad)} such)")
+            sys.exit(f"{name}: {key} {bad[0]} is not finite (of {len(bad)} such)")
+    outside = int((np.abs(data[1]) > 1 + 1e-6).any(axis=1).sum())
+    data[1] = data[1].clip(-1, 1)
     facts |= {
         "transitions": len(data[0]),
         "episodes": len(returns),
         "mean_return": float(np.mean(returns)),
+        "clipped_actions": outside,
         "environment": f"{env.spec.id}, {env.spec.max_episode_steps} steps",
         "task": "the paper's" if task else "not one of the paper's: generic defaults",
     }
@@ -304,49 +346,50 @@ def load_data(env_id, dataset_path=None):
     return data, facts, new_env
 
 
-def load_d4rl(env_id, path):
+def load_d4rl(env_id, path, d4rl_tasks):
     """D4RL's own file of a data set, and D4RL's environment."""
-    import d4rl_tasks
-
     try:
-        *data, returns = d4rl_tasks.load(env_id, path).values()
+        *data, returns = d4rl_tasks.load(env_id, path, clip=False).values()
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     newer = env_id.startswith("antmaze") and env_id.endswith("-v2")
     comparable = "no: its antmaze is -v0" if newer else "yes, if the file is D4RL's own"
     facts = {"dataset": env_id, "source": str(path), "comparable_with_the_paper": comparable}
-    spec = gym.spec(env_id)
-    return data, returns, facts, lambda **render: wrap(gym.make(spec, **render))
+    return data, returns, facts, lambda **render: wrap(gym.make(gym.spec(env_id), **render))
 
 
-def load_minari(env_id, hint):
+def load_minari(env_id, d4rl_tasks):
     """Minari's data of an id, or of the counterparts of a D4RL name."""
     matches = [(re.fullmatch(pattern, env_id), ids) for pattern, ids in COUNTERPARTS.items()]
-    ids = next((match.expand(ids) for match, ids in matches if match), "" if hint else env_id)
-    if not ids:
-        sys.exit(hint)
-    episodes, datasets = [], []
+    ids = next((match.expand(ids) for match, ids in matches if match), env_id)
+    if d4rl_tasks and ids in d4rl_tasks.TASKS:  # it has no counterpart
+        sys.exit(d4rl_tasks.missing(env_id))
+    datasets = []
     for dataset_id in ids.split(","):
         try:
-            dataset = minari.load_dataset(dataset_id, download=True)
+            datasets.append(minari.load_dataset(dataset_id, download=True))
         except Exception as error:  # the hub's client has exceptions of its own, not OSError
-            problem = f"{dataset_id}: no Minari data set here, and none to download ({error})"
-            sys.exit(f"{problem}\n{hint}".strip())
-        if dataset.env_spec is None:
-            sys.exit(f"{dataset_id}: it does not say what its environment is")
-        datasets.append(dataset)
-        if len(names := {dataset.env_spec.id for dataset in datasets}) > 1:
-            sys.exit(f"{ids}: data of more than one environment ({', '.join(sorted(names))})")
-        env = make_minari_env(dataset, task_of(env_id))
-        try:
-            episodes += read_minari(dataset, env)
-        except (OSError, KeyError, ValueError) as error:
-            sys.exit(f"{dataset_id}: its data file cannot be read ({error})")
-    if not episodes:
+            names = [*minari.list_local_datasets(), *(d4rl_tasks.TASKS if d4rl_tasks else ())]
+            near = ", ".join(difflib.get_close_matches(env_id, names, cutoff=0))
+            sys.exit(
+                f"{dataset_id}: no Minari data set here, and none to download ({error})\n  nearest "
+                f"names: {near}\n  with a network: minari download {dataset_id}\n  or your own: "
+                f"https://minari.farama.org\n{d4rl_tasks.missing(env_id) if d4rl_tasks else ''}"
+            )
+    names = {dataset.env_spec.id if dataset.env_spec else "unknown" for dataset in datasets}
+    if len(names) > 1 or "unknown" in names:
+        sys.exit(f"{ids}: not of one known environment, but of {', '.join(sorted(names))}")
+    new_env = partial(make_minari_env, datasets[0], task_of(env_id))
+    env, metadata = new_env(), datasets[0].storage.metadata
+    try:
+        episodes = [episode for dataset in datasets for episode in read_minari(dataset, env)]
+        data = [np.concatenate(column).astype(np.float32) for column in zip(*episodes, strict=True)]
+    except (OSError, KeyError, ValueError) as error:
+        sys.exit(f"{ids}: its data file cannot be read ({error})")
+    if not data:
         sys.exit(f"{ids}: no episodes in it")
-    data = [np.concatenate(column).astype(np.float32) for column in zip(*episodes, strict=True)]
-    space, metadata = env.unwrapped.action_space, dataset.storage.metadata
-    data[1] = (2 * (data[1] - space.low) / (space.high - space.low) - 1).clip(-1, 1)
+    low, high = env.unwrapped.action_space.low, env.unwrapped.action_space.high
+    data[1] = 2 * (data[1] - low) / (high - low) - 1
     facts = {
         "dataset": ids,
         "source": "Minari, " + ", ".join(str(dataset.storage.data_path) for dataset in datasets),
@@ -355,8 +398,7 @@ def load_minari(env_id, hint):
         "goal_is_terminal": has_goal(env),
         "comparable_with_the_paper": "no: its scores are of D4RL's own files and environments",
     }
-    returns = [episode[2].sum() for episode in episodes]
-    return data, returns, facts, partial(make_minari_env, dataset, task_of(env_id))
+    return data, [episode[2].sum() for episode in episodes], facts, new_env
 
 
 def read_minari(dataset, env):
@@ -369,10 +411,10 @@ def read_minari(dataset, env):
             # A time limit is no terminal: the state after it has a value, and the last of the
             # T + 1 observations is that state.
             terminals = episode["terminations"][()]
-            if has_goal(env):  # which the collector did not take for an end, but a policy is done
-                terminals = rewards > 0
-            if len(observations) != len(actions) + 1:
+            if len({len(observations) - 1, len(actions), len(rewards), len(terminals)}) > 1:
                 raise ValueError(f"episode {index} has not one observation more than actions")
+            if has_goal(env):  # the collector did not end there, but a policy is done
+                terminals = rewards > 0
             yield observations[:-1], actions, rewards, observations[1:], terminals
 
 
@@ -392,22 +434,18 @@ def make_minari_env(dataset, task, **render):
     spec = dataset.env_spec
     # Minari's time limit for pointmaze is a float, and as long as the whole data set.
     limit = task.horizon if task else min(int(spec.max_episode_steps or 1000), 10_000)
-    kwargs = {"max_episode_steps": limit}
+    # Minari's evaluation map of the ant's u-maze is not the data's maze.
+    kwargs = {"max_episode_steps": limit, "eval_env": not spec.id.startswith("AntMaze_UMaze")}
     if "Maze_" in spec.id:
         # As in D4RL: at the goal an ant's episode ends, and a point goes on collecting reward.
         kwargs |= {"continuing_task": spec.id.startswith("PointMaze"), "reset_target": False}
-    # Minari's evaluation map of the ant's u-maze is not the data's maze.
-    kwargs["eval_env"] = not spec.id.startswith("AntMaze_UMaze")
     return wrap(dataset.recover_environment(**kwargs, **render))
 
 
 def wrap(env):
     """What the policy sees of an environment: flat observations, and actions in [-1, 1]."""
-    bounds = getattr(env.action_space, "high", np.inf)
-    if not np.isfinite(bounds).all():
-        sys.exit(
-            f"{env.spec.id}: its actions are not numbers between bounds, but {env.action_space}"
-        )
+    if not np.isfinite(getattr(env.action_space, "high", np.inf)).all():
+        sys.exit(f"{env.spec.id}: its actions are not numbers between bounds")
     env = gym.wrappers.FlattenObservation(env)
     return gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
 
@@ -458,8 +496,75 @@ def uncertainty(agent, obs, actions, seed):
     return figures
 
 
+def start_run(args, facts, resumed):
+    """The run's directory, new or that of the run to go on with, and its TensorBoard log."""
+    name = f"{re.sub('[/,]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}"
+    run_dir = Path(args.runs_dir) / f"{name}__{datetime.now():%Y%m%d-%H%M%S-%f}"
+    if resumed:
+        run_dir = Path(args.resume) if Path(args.resume).is_dir() else Path(args.resume).parent
+    try:
+        run_dir.mkdir(parents=True, exist_ok=bool(resumed))
+    except OSError as error:
+        sys.exit(f"{run_dir}: cannot be made ({error})")
+    facts["run"] = str(run_dir)
+    told = vars(args) | facts
+    print("\n".join(f"{key}: {value}" for key, value in told.items()))
+    if args.track:
+        try:
+            import wandb
+        except ImportError:
+            sys.exit("--track needs Weights & Biases: pip install wandb")
+        project, entity = args.wandb_project_name, args.wandb_entity
+        wandb.init(project=project, entity=entity, config=vars(args), sync_tensorboard=True)
+    # What was logged after the checkpoint will be logged again.
+    writer = SummaryWriter(run_dir, purge_step=resumed["step"] + 1 if resumed else None)
+    table = "".join(f"\n|{key}|{value}|" for key, value in told.items())
+    writer.add_text("hyperparameters", "|name|value|\n|-|-|" + table)
+    return run_dir, writer
+
+
+def run_state(agent, optimizers, step, losses, history, args, facts):
+    """All that it takes to go on as if nothing had happened."""
+    return {
+        "script": Path(__file__).stem,
+        "step": step,
+        "agent": agent.state_dict(),
+        "optimizers": {name: optimizer.state_dict() for name, optimizer in optimizers.items()},
+        "random": [torch.get_rng_state(), *torch.cuda.get_rng_state_all()],
+        "losses": losses,
+        "history": history,
+        "args": vars(args),
+        "facts": facts,
+    }
+
+
+def resume_run(checkpoint, agent, optimizers):
+    agent.load_state_dict(checkpoint["agent"])
+    for name, optimizer in optimizers.items():
+        optimizer.load_state_dict(checkpoint["optimizers"][name])
+    cpu, *cuda = checkpoint["random"]
+    torch.set_rng_state(cpu)
+    if torch.cuda.is_available() and cuda:
+        torch.cuda.set_rng_state_all(cuda)
+    return checkpoint["step"], checkpoint["losses"], checkpoint["history"]
+
+
+def save_checkpoint(checkpoint, path):
+    """Whole or not at all: the old one stays until the new one is on the disk."""
+    temporary = path.with_suffix(".tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:
+        temporary.unlink(missing_ok=True)
+        sys.exit(f"{path}: cannot be written, so the one before it stays ({error})")
+
+
 if __name__ == "__main__":
-    args = parse_args()
+    args, resumed = parse_args()
     if args.capture_video and sys.platform == "linux" and "DISPLAY" not in os.environ:
         os.environ.setdefault("MUJOCO_GL", "egl")  # videos without a screen
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
@@ -475,27 +580,18 @@ if __name__ == "__main__":
     optimizers = make_optimizers(agent, args)
     data = agent.to_tensors(*data)
 
-    name = f"{re.sub('[/,]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}"
-    run_dir = Path(args.runs_dir) / f"{name}__{datetime.now():%Y%m%d-%H%M%S-%f}"
-    run_dir.mkdir(parents=True)
-    facts |= {"device": str(device), "run": str(run_dir)}
-    told = vars(args) | facts
-    print("\n".join(f"{key}: {value}" for key, value in told.items()))
-    if args.track:
-        try:
-            import wandb
-        except ImportError:
-            sys.exit("--track needs Weights & Biases: pip install wandb")
-        project, entity = args.wandb_project_name, args.wandb_entity
-        wandb.init(project=project, entity=entity, config=vars(args), sync_tensorboard=True)
-    writer = SummaryWriter(run_dir)
-    table = "".join(f"\n|{key}|{value}|" for key, value in told.items())
-    writer.add_text("hyperparameters", "|name|value|\n|-|-|" + table)
+    facts["device"] = str(device)
+    run_dir, writer = start_run(args, facts, resumed)
 
-    losses, figures, history = {}, {"score": math.nan}, []
+    losses, figures, history, begun = {}, {"score": math.nan}, [], 0
+    if resumed:
+        begun, losses, history = resume_run(resumed, agent, optimizers)
+    logged, stopped = {}, []  # by a signal, which waits until the step is done and saved
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: stopped.append(number))
     started, paused = time.monotonic(), 0.0
-    progress = tqdm(total=args.gradient_steps, disable=None)  # a bar on a terminal only
-    for step in range(1, args.gradient_steps + 1):
+    progress = tqdm(total=args.gradient_steps, initial=begun, disable=None)  # on terminals only
+    for step in range(begun + 1, args.gradient_steps + 1):
         beta = args.beta * (args.bc_inflation if step <= args.bc_inflation_steps else 1.0)
         index = torch.randint(len(data[0]), (args.batch_size,), device=device)
         losses |= update(agent, optimizers, [column[index] for column in data], beta, step, args)
@@ -503,16 +599,20 @@ if __name__ == "__main__":
 
         last = step == args.gradient_steps
         evaluating = step % args.eval_frequency == 0 or last
-        if step % args.log_frequency == 0 or evaluating:
-            speed = step / (time.monotonic() - started - paused)
-            logged = {"charts/SPS": speed, "charts/beta": beta}
-            logged |= {f"losses/{key}": loss.item() for key, loss in losses.items()}
+        logging = step % args.log_frequency == 0 or evaluating
+        if logging or stopped:
+            values = {f"losses/{key}": loss.item() for key, loss in losses.items()}
+            if not all(map(math.isfinite, values.values())):
+                advice = "a larger --beta or --num-critics, or --independent-targets"
+                told = f"{values} not finite, and before {logged or 'nothing'}"
+                progress.write(f"step {step:,}: {told}. The paper's way on: {advice}", sys.stderr)
+                sys.exit(3)
+        if logging:
+            speed = (step - begun) / (time.monotonic() - started - paused)
+            logged = {"charts/SPS": speed, "charts/beta": beta, **values}
             for key, value in logged.items():
                 writer.add_scalar(key, value, step)
             progress.set_postfix(loss=logged["losses/critic"], score=figures["score"])
-            if not all(map(math.isfinite, logged.values())):
-                progress.write(f"step {step:,}: not finite, so stopped: {logged}", file=sys.stderr)
-                sys.exit(3)
 
         if evaluating:
             pause = time.monotonic()
@@ -529,17 +629,21 @@ if __name__ == "__main__":
                 evaluate(agent, [film], 1, seed, facts)
                 film.close()
             history.append({"step": step, **figures})
-            checkpoint = {"script": Path(__file__).stem, "step": step, "agent": agent.state_dict()}
-            checkpoint |= {"args": vars(args), "facts": facts}
-            torch.save(checkpoint, run_dir / "checkpoint.tmp")
-            os.replace(run_dir / "checkpoint.tmp", run_dir / "checkpoint.pt")
             paused += time.monotonic() - pause
-            left = (time.monotonic() - started) / step * (args.gradient_steps - step)
+            left = (time.monotonic() - started) / (step - begun) * (args.gradient_steps - step)
             progress.write(
                 f"step {step:,}: score {figures['score']:.1f} +- {figures['score_stderr']:.1f}, "
                 f"return {figures['return']:.1f} (worst {figures['return_worst']:.1f}), "
                 f"critic loss {losses['critic']:.3g}, {timedelta(seconds=int(left))} left"
             )
+
+        if evaluating or stopped:
+            state = run_state(agent, optimizers, step, losses, history, args, facts)
+            save_checkpoint(state, run_dir / "checkpoint.pt")
+        if stopped and not last:
+            progress.close()
+            print(f"stopped after step {step}; to go on: python {sys.argv[0]} --resume {run_dir}")
+            sys.exit(128 + stopped[0])
 
     progress.close()
     writer.close()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tests share the cores, one worker each
 if "DISPLAY" not in os.environ:
     os.environ.setdefault("MUJOCO_GL", "egl")  # before MuJoCo is imported
 

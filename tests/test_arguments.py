@@ -37,7 +37,7 @@ TABLE = {
 
 def parse(script, monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", [f"{script.__name__}.py", *arguments])
-    return script.parse_args()
+    return script.parse_args()[0]
 
 
 @pytest.mark.parametrize("env_id", TABLE)

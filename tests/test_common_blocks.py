@@ -22,6 +22,7 @@ ONLINE = {
     "collect",
 }
 ONLINE |= {"ReplayBuffer", "Recorder", "stability", "load_data", "no_data"}
+ONLINE |= {"env_state", "set_env_state", "resume_online"}
 ONLINE |= {"from dataclasses import dataclass", "from dataclasses import dataclass, replace"}
 ONLINE |= {"from minari.data_collector.episode_buffer import EpisodeBuffer"}
 ONLINE |= {"from minari.dataset.minari_dataset import parse_dataset_id"}

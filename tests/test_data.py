@@ -101,6 +101,7 @@ def test_actions_beyond_the_bounds_are_clipped():
     create("tests/hopper/wild-v0", buffers, env)
     actions = load_data("tests/hopper/wild-v0")[0][1]
     np.testing.assert_allclose(actions[0], [1, -1, 0.5])
+    assert load_data("tests/hopper/wild-v0")[1]["clipped_actions"] == 1
 
 
 @pytest.mark.parametrize("name", ["pointmaze", "antmaze"])
@@ -296,7 +297,7 @@ def test_dataset_path_forces_a_file(d4rl_folder):
         (
             "walker2d-expert-v2",
             "file.hdf5",
-            r"shape \(11,\) in the data, \(17,\) in walker2d-expert-v2",
+            r"shape \(11,\), where walker2d-expert-v2 has \(17,\)",
         ),
     ],
 )
@@ -323,7 +324,7 @@ def test_one_file_copied_into_another_project_works(script, tmp_path):
     process = subprocess.run(
         [*command, "--dataset-path", "x.hdf5"], cwd=tmp_path, capture_output=True, text=True
     )
-    assert process.returncode == 1 and "need d4rl_tasks.py beside this script" in process.stderr
+    assert process.returncode == 1 and "needs d4rl_tasks.py beside this script" in process.stderr
 
 
 def broken_copy(datasets, name):
@@ -360,7 +361,9 @@ def test_an_episode_with_an_observation_too_few_is_one_clear_line(datasets):
 
 
 def test_data_of_two_environments_do_not_mix():
-    with pytest.raises(SystemExit, match=r"more than one environment \(Hopper-v5, Pendulum-v1"):
+    with pytest.raises(
+        SystemExit, match="not of one known environment, but of Hopper-v5, Pendulum-v1"
+    ):
         load_data("tests/hopper/random-v0,tests/swing-v0")
 
 
@@ -397,3 +400,21 @@ def test_an_empty_data_set_is_one_clear_line(datasets):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"total_episodes": 0}))
     with pytest.raises(SystemExit, match="tests/broken/empty-v0: no episodes in it"):
         load_data("tests/broken/empty-v0")
+
+
+def test_data_without_an_environment_is_one_clear_line(datasets):
+    path = broken_copy(datasets, "tests/broken/nameless-v0") / "metadata.json"
+    metadata = json.loads(path.read_text())
+    del metadata["env_spec"], metadata["eval_env_spec"]
+    path.write_text(json.dumps(metadata))
+    with pytest.raises(SystemExit, match="not of one known environment, but of unknown"):
+        load_data("tests/broken/nameless-v0")
+
+
+def test_an_unknown_name_gets_the_nearest_and_the_ways_on():
+    with pytest.raises(SystemExit) as error:
+        load_data("hoper-medium-v2")
+    text = str(error.value)
+    assert "nearest names: hopper-medium-v2" in text and "minari download hoper-medium-v2" in text
+    with pytest.raises(SystemExit, match="nearest names: tests/hopper/random-v0"):
+        load_data("tests/hopper/randon-v0")

@@ -47,7 +47,7 @@ BETAS = {
 def test_beta_start_and_end_are_the_papers(script, env_id, monkeypatch):
     start, end = BETAS[env_id][:2] if script is finetune_td3_bc_n else BETAS[env_id][2:]
     monkeypatch.setattr("sys.argv", ["finetune.py", "--from-scratch", "--env-id", env_id])
-    args, _ = script.parse_args()
+    args, *_ = script.parse_args()
     assert (args.beta_start, args.beta_end) == (start, end)
     assert (args.env_steps, args.learning_starts) == (250_000, 2_500)
     assert (args.offline_transitions, args.beta_decay_steps) == (2_500, 50_000)

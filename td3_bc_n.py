@@ -367,7 +367,8 @@ def load_minari(env_id, d4rl_tasks):
     datasets = []
     for dataset_id in ids.split(","):
         try:
-            datasets.append(minari.load_dataset(dataset_id, download=True))
+            hosted = "/" in dataset_id  # there is no other kind on the hub
+            datasets.append(minari.load_dataset(dataset_id, download=hosted))
         except Exception as error:  # the hub's client has exceptions of its own, not OSError
             names = [*minari.list_local_datasets(), *(d4rl_tasks.TASKS if d4rl_tasks else ())]
             near = ", ".join(difflib.get_close_matches(env_id, names, cutoff=0))

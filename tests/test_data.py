@@ -418,3 +418,11 @@ def test_an_unknown_name_gets_the_nearest_and_the_ways_on():
     assert "nearest names: hopper-medium-v2" in text and "minari download hoper-medium-v2" in text
     with pytest.raises(SystemExit, match="nearest names: tests/hopper/random-v0"):
         load_data("tests/hopper/randon-v0")
+
+
+def test_episodes_of_one_step_are_transitions_like_others():
+    env = gym.make("Hopper-v5", max_episode_steps=1)
+    create("tests/hopper/steps-v0", collect(env, 5, seed=0), env)
+    data, facts, _ = load_data("tests/hopper/steps-v0")
+    assert facts["episodes"] == facts["transitions"] == 5
+    assert (data[0] != data[3]).any(axis=1).all()

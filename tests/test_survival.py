@@ -168,7 +168,7 @@ def test_a_runs_directory_that_cannot_be_written_is_known_before_training(run, t
     process, _ = run(
         "td3_bc_n", *arguments("td3_bc_n", 5), "--runs-dir", tmp_path / "file", check=False
     )
-    assert process.returncode == 1 and "cannot be written" in process.stderr
+    assert process.returncode == 1 and "cannot be made" in process.stderr
     assert "Traceback" not in process.stderr
 
 

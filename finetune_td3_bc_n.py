@@ -392,6 +392,8 @@ def restore(agent, checkpoint, facts, args):
     found, old = checkpoint["args"], checkpoint.get("facts", facts)["environment"]
     if args.env_id == found["env_id"] and old != facts["environment"]:
         sys.exit(f"{args.checkpoint}: learned in {old}, but here is {facts['environment']}")
+    if checkpoint.get("step", 0) < found.get("bc_inflation_steps", 0):
+        print("beta was inflated to the end offline: it now falls at once, and the score may too")
     n, weights = args.num_critics, checkpoint["agent"].items()
     try:
         agent.load_state_dict({k: x[:n] if k.startswith("critics") else x for k, x in weights})

@@ -170,6 +170,7 @@ def test_offline_then_online_then_online_again(algorithm, env_id, run):
     offline = run(algorithm, "--env-id", env_id, *OFFLINE, "--beta", 0.5)[1]
     process, online = run(f"finetune_{algorithm}", "--checkpoint", offline, *SHORT)
     assert process.stdout.count("\nstep ") == 3, "before the first step, and every 3"
+    assert "beta was inflated to the end offline" in process.stdout, "4 steps of 50000"
     result = json.loads((online / "result.json").read_text())
     assert [entry["step"] for entry in result["history"]] == [0, 3, 6]
     assert result["stability"]["score_before"] == result["history"][0]["score"]

@@ -22,6 +22,7 @@ Run it:
 """
 
 import copy
+import ctypes
 import difflib
 import json
 import math
@@ -30,6 +31,7 @@ import re
 import signal
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -67,6 +69,9 @@ class Args:
     save_dataset: str | None = None  # write what was collected as a Minari data set of this name
     resume: str | None = None  # go on with a run: its checkpoint.pt, or its directory
     cuda: bool = True  # train on the GPU if there is one
+    cudagraphs: bool = True  # on a GPU, replay each step as one CUDA graph
+    compile: bool = False  # compile the losses and their gradients (torch.compile)
+    tf32: bool = False  # on a GPU, multiply in TF32: faster, with 10 bits of mantissa for 23
     torch_deterministic: bool = True  # use deterministic algorithms
     runs_dir: str = "runs"  # the run writes to RUNS_DIR/ENV__SCRIPT__SEED__TIME
     track: bool = False  # log to Weights & Biases too (needs: pip install wandb)
@@ -149,7 +154,7 @@ class Critics(nn.Module):
     def forward(self, obs, actions):
         x = torch.cat([obs, actions], dim=-1).expand(len(self.weights[0]), -1, -1)
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
-            x = F.relu(torch.baddbmm(bias, x, weight))
+            x = torch.baddbmm(bias, x, weight).relu_()
         return torch.baddbmm(self.biases[-1], x, self.weights[-1]).squeeze(-1)
 
 
@@ -235,29 +240,35 @@ def policy_loss(agent, batch, beta):
 
 def make_optimizers(agent, args):
     parameters = {"critics": agent.critics.parameters(), "policy": agent.policy.parameters()}
-    return {k: torch.optim.Adam(p, args.learning_rate, fused=True) for k, p in parameters.items()}
+    adam = partial(torch.optim.Adam, lr=args.learning_rate, fused=True)
+    on_gpu = agent.obs_mean.is_cuda  # only there can, and must, Adam be fit for a CUDA graph
+    return {name: adam(part, capturable=on_gpu) for name, part in parameters.items()}
 
 
-def update(agent, optimizers, batch, beta, step, args):
-    """One gradient step; the losses stay on the device until somebody reads them."""
+def update(agent, optimizers, batch, beta, policy_turn, args):
+    """One gradient step, on tensors only: nothing here waits for the device or leaves it."""
     losses = {"critic": critic_loss(agent, batch, args)}
-    optimizers["critics"].zero_grad()
-    losses["critic"].backward()
-    optimizers["critics"].step()
-    if step % args.policy_frequency == 0:
+    descend(optimizers["critics"], losses["critic"])
+    if policy_turn:  # every policy_frequency-th step
         losses["policy"] = policy_loss(agent, batch, beta)
-        optimizers["policy"].zero_grad()
-        losses["policy"].backward(inputs=list(agent.policy.parameters()))
-        optimizers["policy"].step()
+        descend(optimizers["policy"], losses["policy"])
         polyak(agent.critics_target, agent.critics, args.tau)
         polyak(agent.policy_target, agent.policy, args.tau)
     return {name: loss.detach() for name, loss in losses.items()}
 
 
+def descend(optimizer, loss):
+    """One step of the optimizer; gradients are computed for its own parameters only."""
+    parameters = optimizer.param_groups[0]["params"]
+    gradients = torch.autograd.grad(loss, parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
 @torch.no_grad()
 def polyak(target, network, tau):
-    for target_parameter, parameter in zip(target.parameters(), network.parameters(), strict=True):
-        target_parameter.lerp_(parameter, tau)
+    torch._foreach_lerp_(list(target.parameters()), list(network.parameters()), tau)
 
 
 @torch.no_grad()
@@ -294,6 +305,7 @@ class ReplayBuffer:
         shapes = [(obs_dim,), (action_dim,), (), (obs_dim,), ()]
         self.columns = [torch.zeros((size, *shape), device=device) for shape in shapes]
         self.capacity, self.added = size, 0
+        self.filled = torch.zeros((), dtype=torch.float64, device=device)  # for a recorded sample
 
     def __len__(self):
         return min(self.added, self.capacity)
@@ -303,13 +315,52 @@ class ReplayBuffer:
         for column, values in zip(self.columns, transitions, strict=True):
             column[index.to(column.device)] = values
         self.added += len(index)
+        self.filled.fill_(len(self))
 
     def sample(self, batch_size):
-        index = torch.randint(len(self), (batch_size,), device=self.columns[0].device)
+        uniform = torch.rand(batch_size, dtype=torch.float64, device=self.filled.device)
+        index = (uniform * self.filled).long()
         return [column[index] for column in self.columns]
 
 
 # --- The method ends here; the rest is arguments, data, evaluation and survival. ---
+
+
+class CudaGraphs:
+    """A function's kernels, recorded once for each of its arguments and then replayed by the GPU.
+
+    What changes from call to call is in tensors that stay where they are. The calls before a
+    recording are real ones, which warm up what must not happen in it.
+    """
+
+    def __init__(self, function):
+        self.function, self.calls, self.recorded = function, Counter(), {}
+
+    def __call__(self, *kind):
+        self.calls[kind] += 1
+        if self.calls[kind] <= 3:
+            stream = torch.cuda.Stream()  # not the default one, which cannot be recorded
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                results = self.function(*kind)
+            torch.cuda.current_stream().wait_stream(stream)
+            return results
+        if kind not in self.recorded:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):  # recorded only: the replay below is what runs it
+                results = self.function(*kind)
+            self.recorded[kind] = graph, results
+        graph, results = self.recorded[kind]
+        graph.replay()
+        return results
+
+
+def keep_freed_memory():
+    """Have glibc reuse what tensors free: to page it in anew costs up to a sixth of a step."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD: give nothing below this back to the system
+        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD: take nothing below this from it directly
 
 
 def load_checkpoint(path):
@@ -333,6 +384,7 @@ def resumed_args(path):
         sys.exit(f"{path}: a run with --save-dataset cannot be resumed")
     args = tyro.cli(Args, default=Args(**checkpoint["args"]), description=__doc__)
     may_change = {"resume", "gradient_steps", "env_steps", "cuda", "runs_dir", "track"}
+    may_change |= {"cudagraphs", "compile", "tf32"}
     may_change |= {"wandb_project_name", "wandb_entity", "eval_frequency", "eval_episodes"}
     may_change |= {"final_eval_episodes", "log_frequency", "capture_video"}
     for name, old in checkpoint["args"].items():
@@ -656,7 +708,9 @@ def run_state(agent, optimizers, step, losses, history, args, facts):
 def resume_run(checkpoint, agent, optimizers):
     agent.load_state_dict(checkpoint["agent"])
     for name, optimizer in optimizers.items():
+        here = optimizer.param_groups[0]["capturable"]
         optimizer.load_state_dict(checkpoint["optimizers"][name])
+        optimizer.param_groups[0]["capturable"] = here  # not that of the checkpoint's device
     cpu, *cuda = checkpoint["random"]
     torch.set_rng_state(cpu)
     if torch.cuda.is_available() and cuda:
@@ -699,6 +753,7 @@ def resume_online(checkpoint, env, buffer):
     for column, saved in zip(buffer.columns, checkpoint["buffer"], strict=True):
         column[: len(saved)] = saved.to(column.device)
     buffer.added = checkpoint["added"]
+    buffer.filled.fill_(len(buffer))
     if checkpoint["env"] is None:
         print("the environment cannot go on within an episode: a new one begins")
         return env.reset(seed=checkpoint["step"])[0]
@@ -784,6 +839,7 @@ if __name__ == "__main__":
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matmuls on CUDA
     torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if args.tf32 else "ieee"
     torch.manual_seed(args.seed)
 
     data, facts, new_env = load_data(args.env_id, args.dataset_path, args.from_scratch)
@@ -808,7 +864,8 @@ if __name__ == "__main__":
     run_dir, writer = start_run(args, facts, resumed)
 
     losses, figures, history = {}, {"score": math.nan}, []
-    paused, speed, beta = 0.0, 0.0, args.beta_start
+    paused, speed = 0.0, 0.0
+    beta = torch.tensor(args.beta_start, device=device)  # a tensor, for a recorded step to see
     env.action_space.seed(args.seed)
     observation, _ = env.reset(seed=args.seed)
     if resumed:
@@ -820,6 +877,18 @@ if __name__ == "__main__":
             scratch = args.from_scratch
             action = env.action_space.sample() if scratch else explore(agent, observation, args)
             observation = collect(agent, env, observation, action, buffer, facts)
+
+    def learn(policy_turn):
+        batch = buffer.sample(args.batch_size)
+        return update(agent, optimizers, batch, beta, policy_turn, args)
+
+    keep_freed_memory()
+    if args.compile:  # with eager's random numbers, so that a run does not depend on it
+        fast = partial(torch.compile, fullgraph=True, options={"fallback_random": True})
+        critic_loss, policy_loss = fast(critic_loss), fast(policy_loss)
+    if device.type == "cuda" and args.cudagraphs:
+        learn = CudaGraphs(learn)
+
     logged, stopped = {}, []  # by a signal, which waits until the step is done and saved
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stopped.append(number))
@@ -829,8 +898,8 @@ if __name__ == "__main__":
         if step > 0:
             action = explore(agent, observation, args)
             observation = collect(agent, env, observation, action, buffer, facts)
-            beta = beta_at(step, args)
-            losses |= update(agent, optimizers, buffer.sample(args.batch_size), beta, step, args)
+            beta.fill_(beta_at(step, args))
+            losses |= learn(step % args.policy_frequency == 0)
             progress.update()
 
         last = step == args.env_steps
@@ -845,7 +914,7 @@ if __name__ == "__main__":
                 sys.exit(3)
         if logging:
             speed = (step - begun) / (time.monotonic() - started - paused)
-            logged = {"charts/SPS": speed, "charts/beta": beta, **values}
+            logged = {"charts/SPS": speed, "charts/beta": beta.item(), **values}
             for key, value in logged.items():
                 writer.add_scalar(key, value, step)
             progress.set_postfix(loss=logged["losses/critic"], score=figures["score"])
@@ -878,7 +947,8 @@ if __name__ == "__main__":
         if evaluating or stopped:
             state = run_state(agent, optimizers, step, losses, history, args, facts)
             known = env_state(env)
-            state |= {"buffer": [column[: len(buffer)] for column in buffer.columns], "beta": beta}
+            state |= {"buffer": [column[: len(buffer)] for column in buffer.columns]}
+            state["beta"] = beta_at(max(1, step), args)
             state |= {"added": buffer.added, "observation": torch.tensor(observation), "env": known}
             save_checkpoint(state, run_dir / "checkpoint.pt")
         if stopped and not last:

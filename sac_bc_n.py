@@ -20,6 +20,7 @@ Run it:
 """
 
 import copy
+import ctypes
 import difflib
 import json
 import math
@@ -28,6 +29,7 @@ import re
 import signal
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -57,6 +59,9 @@ class Args:
     gradient_steps: int = 1_000_000  # critic updates (paper: 1000000)
     resume: str | None = None  # go on with a run: its checkpoint.pt, or its directory
     cuda: bool = True  # train on the GPU if there is one
+    cudagraphs: bool = True  # on a GPU, replay each step as one CUDA graph
+    compile: bool = False  # compile the losses and their gradients (torch.compile)
+    tf32: bool = False  # on a GPU, multiply in TF32: faster, with 10 bits of mantissa for 23
     torch_deterministic: bool = True  # use deterministic algorithms
     runs_dir: str = "runs"  # the run writes to RUNS_DIR/ENV__SCRIPT__SEED__TIME
     track: bool = False  # log to Weights & Biases too (needs: pip install wandb)
@@ -137,7 +142,7 @@ class Critics(nn.Module):
     def forward(self, obs, actions):
         x = torch.cat([obs, actions], dim=-1).expand(len(self.weights[0]), -1, -1)
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
-            x = F.relu(torch.baddbmm(bias, x, weight))
+            x = torch.baddbmm(bias, x, weight).relu_()
         return torch.baddbmm(self.biases[-1], x, self.weights[-1]).squeeze(-1)
 
 
@@ -251,36 +256,82 @@ def alpha_loss(agent, log_pi, args):
 def make_optimizers(agent, args):
     parameters = {"critics": agent.critics.parameters(), "policy": agent.policy.parameters()}
     parameters["alpha"] = [agent.log_alpha]
-    return {k: torch.optim.Adam(p, args.learning_rate, fused=True) for k, p in parameters.items()}
+    adam = partial(torch.optim.Adam, lr=args.learning_rate, fused=True)
+    on_gpu = agent.obs_mean.is_cuda  # only there can, and must, Adam be fit for a CUDA graph
+    return {name: adam(part, capturable=on_gpu) for name, part in parameters.items()}
 
 
 def update(agent, optimizers, batch, beta, args):
-    """One gradient step; the losses stay on the device until somebody reads them."""
+    """One gradient step, on tensors only: nothing here waits for the device or leaves it."""
     alpha = agent.log_alpha.detach().exp()  # of the start of the step, for both losses
     losses = {"critic": critic_loss(agent, batch, alpha, args)}
-    optimizers["critics"].zero_grad()
-    losses["critic"].backward()
-    optimizers["critics"].step()
+    descend(optimizers["critics"], losses["critic"])
     losses["policy"], log_pi = policy_loss(agent, batch, alpha, beta, args)
-    optimizers["policy"].zero_grad()
-    losses["policy"].backward(inputs=list(agent.policy.parameters()))
-    optimizers["policy"].step()
+    descend(optimizers["policy"], losses["policy"])
     losses["alpha"] = alpha_loss(agent, log_pi, args)
-    optimizers["alpha"].zero_grad()
-    losses["alpha"].backward()
-    optimizers["alpha"].step()
+    descend(optimizers["alpha"], losses["alpha"])
     polyak(agent.critics_target, agent.critics, args.tau)
     losses |= {"alpha_value": alpha, "entropy": -log_pi.mean()}
     return {name: loss.detach() for name, loss in losses.items()}
 
 
+def descend(optimizer, loss):
+    """One step of the optimizer; gradients are computed for its own parameters only."""
+    parameters = optimizer.param_groups[0]["params"]
+    gradients = torch.autograd.grad(loss, parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
 @torch.no_grad()
 def polyak(target, network, tau):
-    for target_parameter, parameter in zip(target.parameters(), network.parameters(), strict=True):
-        target_parameter.lerp_(parameter, tau)
+    torch._foreach_lerp_(list(target.parameters()), list(network.parameters()), tau)
+
+
+def sample_batch(data, batch_size):
+    index = torch.randint(len(data[0]), (batch_size,), device=data[0].device)
+    return [column[index] for column in data]
 
 
 # --- The method ends here; the rest is arguments, data, evaluation and survival. ---
+
+
+class CudaGraphs:
+    """A function's kernels, recorded once for each of its arguments and then replayed by the GPU.
+
+    What changes from call to call is in tensors that stay where they are. The calls before a
+    recording are real ones, which warm up what must not happen in it.
+    """
+
+    def __init__(self, function):
+        self.function, self.calls, self.recorded = function, Counter(), {}
+
+    def __call__(self, *kind):
+        self.calls[kind] += 1
+        if self.calls[kind] <= 3:
+            stream = torch.cuda.Stream()  # not the default one, which cannot be recorded
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                results = self.function(*kind)
+            torch.cuda.current_stream().wait_stream(stream)
+            return results
+        if kind not in self.recorded:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):  # recorded only: the replay below is what runs it
+                results = self.function(*kind)
+            self.recorded[kind] = graph, results
+        graph, results = self.recorded[kind]
+        graph.replay()
+        return results
+
+
+def keep_freed_memory():
+    """Have glibc reuse what tensors free: to page it in anew costs up to a sixth of a step."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD: give nothing below this back to the system
+        libc.mallopt(-3, 2**30)  # M_MMAP_THRESHOLD: take nothing below this from it directly
 
 
 def load_checkpoint(path):
@@ -304,6 +355,7 @@ def resumed_args(path):
         sys.exit(f"{path}: a run with --save-dataset cannot be resumed")
     args = tyro.cli(Args, default=Args(**checkpoint["args"]), description=__doc__)
     may_change = {"resume", "gradient_steps", "env_steps", "cuda", "runs_dir", "track"}
+    may_change |= {"cudagraphs", "compile", "tf32"}
     may_change |= {"wandb_project_name", "wandb_entity", "eval_frequency", "eval_episodes"}
     may_change |= {"final_eval_episodes", "log_frequency", "capture_video"}
     for name, old in checkpoint["args"].items():
@@ -575,7 +627,9 @@ def run_state(agent, optimizers, step, losses, history, args, facts):
 def resume_run(checkpoint, agent, optimizers):
     agent.load_state_dict(checkpoint["agent"])
     for name, optimizer in optimizers.items():
+        here = optimizer.param_groups[0]["capturable"]
         optimizer.load_state_dict(checkpoint["optimizers"][name])
+        optimizer.param_groups[0]["capturable"] = here  # not that of the checkpoint's device
     cpu, *cuda = checkpoint["random"]
     torch.set_rng_state(cpu)
     if torch.cuda.is_available() and cuda:
@@ -604,6 +658,7 @@ if __name__ == "__main__":
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matmuls on CUDA
     torch.use_deterministic_algorithms(args.torch_deterministic)
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if args.tf32 else "ieee"
     torch.manual_seed(args.seed)
 
     data, facts, new_env = load_data(args.env_id, args.dataset_path)
@@ -620,17 +675,29 @@ if __name__ == "__main__":
     run_dir, writer = start_run(args, facts, resumed)
 
     losses, figures, history, begun = {}, {"score": math.nan}, [], 0
+    beta = torch.zeros((), device=device)  # a tensor, for a recorded step to see it change
     if resumed:
         begun, losses, history = resume_run(resumed, agent, optimizers)
+
+    def learn():
+        batch = sample_batch(data, args.batch_size)
+        return update(agent, optimizers, batch, beta, args)
+
+    keep_freed_memory()
+    if args.compile:  # with eager's random numbers, so that a run does not depend on it
+        fast = partial(torch.compile, fullgraph=True, options={"fallback_random": True})
+        critic_loss, policy_loss = fast(critic_loss), fast(policy_loss)
+    if device.type == "cuda" and args.cudagraphs:
+        learn = CudaGraphs(learn)
+
     logged, stopped = {}, []  # by a signal, which waits until the step is done and saved
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: stopped.append(number))
     started, paused = time.monotonic(), 0.0
     progress = tqdm(total=args.gradient_steps, initial=begun, disable=None)  # on terminals only
     for step in range(begun + 1, args.gradient_steps + 1):
-        beta = args.beta * (args.bc_inflation if step <= args.bc_inflation_steps else 1.0)
-        index = torch.randint(len(data[0]), (args.batch_size,), device=device)
-        losses |= update(agent, optimizers, [column[index] for column in data], beta, args)
+        beta.fill_(args.beta * (args.bc_inflation if step <= args.bc_inflation_steps else 1.0))
+        losses |= learn()
         progress.update()
 
         last = step == args.gradient_steps
@@ -645,7 +712,7 @@ if __name__ == "__main__":
                 sys.exit(3)
         if logging:
             speed = (step - begun) / (time.monotonic() - started - paused)
-            logged = {"charts/SPS": speed, "charts/beta": beta, **values}
+            logged = {"charts/SPS": speed, "charts/beta": beta.item(), **values}
             for key, value in logged.items():
                 writer.add_scalar(key, value, step)
             progress.set_postfix(loss=logged["losses/critic"], score=figures["score"])

@@ -104,10 +104,10 @@ def test_policy_loss_takes_the_minimum_and_a_normaliser_without_gradient(agent, 
 def test_policy_step_changes_the_policy_and_no_critic(agent, batch):
     args = Args(num_critics=N)
     after = []
-    for step in (1, 2):  # without and with a policy step, from the same start
+    for policy_turn in (False, True):  # from the same start
         copied = copy.deepcopy(agent)
         torch.manual_seed(3)
-        update(copied, make_optimizers(copied, args), batch, 0.3, step, args)
+        update(copied, make_optimizers(copied, args), batch, 0.3, policy_turn, args)
         after.append(copied)
     for without, with_step in zip(
         after[0].critics.parameters(), after[1].critics.parameters(), strict=True
@@ -118,13 +118,13 @@ def test_policy_step_changes_the_policy_and_no_critic(agent, batch):
         assert not torch.equal(before, later)
 
 
-def test_policy_and_targets_move_every_second_step(agent, batch):
-    args = Args(num_critics=N, policy_frequency=2)
+def test_policy_and_targets_move_at_the_policys_turn(agent, batch):
+    args = Args(num_critics=N)
     optimizers = make_optimizers(agent, args)
     moved = []
-    for step in range(1, 7):
+    for policy_turn in [False, True] * 3:
         before = copy.deepcopy(agent.state_dict())
-        update(agent, optimizers, batch, 0.3, step, args)
+        update(agent, optimizers, batch, 0.3, policy_turn, args)
         changed = {
             key.split(".")[0] for key, x in agent.state_dict().items() if x.ne(before[key]).any()
         }
@@ -140,7 +140,7 @@ def test_update_is_three_adam_steps_and_polyak_by_hand(agent, batch):
     torch.manual_seed(4)
     critic_loss(before, batch, args).backward()
     torch.manual_seed(4)
-    update(agent, make_optimizers(agent, args), batch, 0.3, 2, args)
+    update(agent, make_optimizers(agent, args), batch, 0.3, True, args)
     for old, new in zip(before.critics.parameters(), agent.critics.parameters(), strict=True):
         # The first step of Adam: both moments are unbiased estimates from this one gradient.
         expected = old - args.learning_rate * old.grad / (old.grad.abs() + 1e-8)

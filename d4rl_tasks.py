@@ -25,6 +25,7 @@ import mujoco
 import numpy as np
 from gymnasium.envs.mujoco import MujocoEnv
 
+TINY = "tiny-maze2d-umaze-v0"  # comes along; made by datasets/make_maze2d.py, not D4RL's
 ADDRESS = "http://rail.eecs.berkeley.edu/datasets/offline_rl/"
 
 
@@ -95,6 +96,8 @@ def _tasks():
         path, minari = f"maze2d/maze2d-{size}-sparse-v1.hdf5", f"D4RL/pointmaze/{size}-v2"
         task = Task(path, horizon, low, high, minari, "d4rl_tasks:Maze2dEnv", {"maze": maze})
         yield f"maze2d-{size}-v1", task
+        if size in TINY:
+            yield TINY, task._replace(path=f"{TINY}.hdf5", minari="")
     starts_and_goals = {"": (False, False), "-diverse": (True, True), "-play": (True, False)}
     for size, (file_name, maze, horizon) in ANTMAZE.items():
         for kind in ("", "-diverse") if size == "umaze" else ("-play", "-diverse"):
@@ -323,22 +326,27 @@ for _name, _task in TASKS.items():
 
 
 def find(name):
-    """D4RL's file of this data set, if it is in $D4RL_DATASET_DIR or ~/.d4rl/datasets, or None."""
-    path = _folder() / Path(TASKS[name].path).name if name in TASKS else None
+    """The file of this data set, if it is where it belongs, or None."""
+    path = place(name) if name in TASKS else None
     return path if path and path.is_file() else None
 
 
-def _folder():
-    return Path(os.environ.get("D4RL_DATASET_DIR") or Path.home() / ".d4rl" / "datasets")
+def place(name):
+    """Where the file of this data set belongs: in $D4RL_DATASET_DIR or ~/.d4rl/datasets."""
+    folder = os.environ.get("D4RL_DATASET_DIR") or Path.home() / ".d4rl" / "datasets"
+    if name == TINY:
+        folder = Path(__file__).resolve().parent / "datasets"
+    return Path(folder) / Path(TASKS[name].path).name
 
 
 def missing(name):
     """What to do about a file that is not there ("" if the name is none of D4RL's)."""
     if name not in TASKS:
         return ""
-    task, folder = TASKS[name], _folder()
-    file = folder / Path(task.path).name
-    fetch = f"mkdir -p {folder} && curl -o {file} {ADDRESS}{task.path}"
+    task, file = TASKS[name], place(name)
+    if name == TINY:
+        return f"{name}: no file {file}\n  make it: python {file.parent}/make_maze2d.py --tiny"
+    fetch = f"mkdir -p {file.parent} && curl -o {file} {ADDRESS}{task.path}"
     other = f"\n  or use Minari's data instead: --env-id {task.minari}" if task.minari else ""
     return f"{name}: no file {file}\n  fetch it: {fetch}{other}"
 
@@ -368,12 +376,16 @@ def load(name, path=None, clip=True):
     obs, actions = data["observations"].astype(np.float32), data["actions"].astype(np.float32)
     rewards = data["rewards"].astype(np.float32).reshape(-1)
     terminals, timeouts = (data[key].astype(bool).reshape(-1) for key in ("terminals", "timeouts"))
-    if name.startswith("maze2d"):
+    maze2d = TASKS[name].entry_point == "d4rl_tasks:Maze2dEnv"
+    if maze2d:
         terminals = np.zeros_like(terminals)  # where the collector chose a new target, no end
     ends = terminals | timeouts
     ends[-1] = True
+    lasts = ends.copy()
+    if maze2d:  # the data never ends: what it collects is told by evaluation episodes' lengths
+        lasts[TASKS[name].horizon - 1 :: TASKS[name].horizon] = True
     episode_returns = np.add.reduceat(
-        rewards.astype(np.float64), np.concatenate([[0], np.flatnonzero(ends)[:-1] + 1])
+        rewards.astype(np.float64), np.concatenate([[0], np.flatnonzero(lasts)[:-1] + 1])
     )
     successors = np.minimum(np.arange(len(obs)) + 1, len(obs) - 1)
     successors[terminals] = np.flatnonzero(terminals)  # after a terminal nothing counts: itself
@@ -381,7 +393,7 @@ def load(name, path=None, clip=True):
     if name.startswith("antmaze") and name.endswith("-v0"):
         # The flags of these files are out of step with the ends: an ant that jumps was reset.
         keep &= np.linalg.norm(obs[successors, :2] - obs[:, :2], axis=1) <= 0.5
-    if name.startswith("maze2d"):
+    if maze2d:
         # The data never ends; as the authors do, leaving the goal is taken for the end.
         rows = TASKS[name].kwargs["maze"].split()
         goal = next((i, row.index("G")) for i, row in enumerate(rows) if "G" in row)

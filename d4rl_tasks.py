@@ -339,6 +339,12 @@ def place(name):
     return Path(folder) / Path(TASKS[name].path).name
 
 
+def made_by(path):
+    """The script that made a file; None if the file does not say, as D4RL's do not."""
+    with h5py.File(path) as file:
+        return file.attrs.get("made_by")
+
+
 def missing(name):
     """What to do about a file that is not there ("" if the name is none of D4RL's)."""
     if name not in TASKS:

@@ -131,6 +131,15 @@ TASKS = {
 }
 
 
+# The data set that comes along is small, and so is a run on it: a few minutes on two cores.
+TINY_RUN = {
+    "env_steps": 5_000,
+    "eval_frequency": 1_000,
+    "eval_episodes": 20,
+    "final_eval_episodes": 50,
+}
+
+
 def task_of(env_id):
     """The row of TASKS that a data set's name points to, or None."""
     name = "-" + re.sub("[/,]", "-", env_id.lower().replace("pointmaze", "maze2d")) + "-"
@@ -412,6 +421,8 @@ def parse_args():
         own = {"env_id", "checkpoint", "from_scratch", "save_dataset", "runs_dir"}
         own |= {"eval_frequency", "track", "capture_video"}
         values |= {name: value for name, value in found.items() if name not in own}
+        if env_id.startswith("tiny-"):
+            values |= TINY_RUN
         if "beta" in checkpoint:  # it was fine-tuned before
             values["beta_start"] = checkpoint["beta"]
         elif task is not TASKS["maze2d-umaze"]:  # where the paper starts higher than offline
@@ -497,6 +508,8 @@ def load_data(env_id, dataset_path=None, from_scratch=False):
     }
     if task:
         facts |= {"random_return": task.random_return, "expert_return": task.expert_return}
+    low, high = facts["random_return"], facts["expert_return"]
+    facts["data_score"] = 100 * (facts["mean_return"] - low) / (high - low)
     return data, facts, new_env
 
 
@@ -518,8 +531,13 @@ def load_d4rl(env_id, path, d4rl_tasks):
         *data, returns = d4rl_tasks.load(env_id, path, clip=False).values()
     except (OSError, ValueError) as error:
         sys.exit(str(error))
-    newer = env_id.startswith("antmaze") and env_id.endswith("-v2")
-    comparable = "no: its antmaze is -v0" if newer else "yes, if the file is D4RL's own"
+    comparable = "yes, if the file is D4RL's own"
+    if env_id == d4rl_tasks.TINY:
+        comparable = "no: a small data set of our own"
+    elif env_id.startswith("antmaze") and env_id.endswith("-v2"):
+        comparable = "no: its antmaze is -v0"
+    elif maker := d4rl_tasks.made_by(path):
+        comparable = f"nearly: not D4RL's own file, but made by its recipe with {maker}"
     facts = {"dataset": env_id, "source": str(path), "comparable_with_the_paper": comparable}
     return data, returns, facts, lambda **render: wrap(gym.make(gym.spec(env_id), **render))
 
@@ -831,6 +849,19 @@ def stability(history):
     }
 
 
+def suggest(run_dir):
+    """What to do next, as far as the scripts for it are here."""
+    print(f"  tensorboard --logdir {run_dir.parent}")
+    script = Path(sys.argv[0])
+    for name, words in {
+        "plot.py": f"{run_dir}",
+        "enjoy.py": f"{run_dir}",
+        f"finetune_{script.name}": f"--checkpoint {run_dir}",
+    }.items():
+        if script.with_name(name).exists():
+            print(f"  python {script.with_name(name)} {words}")
+
+
 if __name__ == "__main__":
     args, checkpoint, resuming = parse_args()
     resumed = checkpoint if resuming else None
@@ -969,3 +1000,5 @@ if __name__ == "__main__":
     result |= {"returns": returns, "lengths": lengths, "stability": stability(history)}
     (run_dir / "result.json").write_text(json.dumps(result, indent=2))
     print(f"score {figures['score']:.1f} over {num_episodes} episodes, all in {run_dir}")
+    print(f"(the data's own score is {facts['data_score']:.1f}) What to do next:")
+    suggest(run_dir)

@@ -14,6 +14,7 @@ the data, so other actions are seen less, the critics disagree more there, and N
     alpha     minimises - log alpha (log pi(a_p|s) + H)                 (5)
 
 Run it:
+    python sac_bc_n.py                     (minutes, on a small maze2d data set that comes along)
     python sac_bc_n.py --env-id hopper-medium-expert-v2
     python sac_bc_n.py --env-id antmaze-large-diverse-v0 --independent-targets
     python sac_bc_n.py --env-id my/robot-v0 --beta 0.1 --num-critics 20    (any Minari data set)
@@ -53,7 +54,7 @@ from tqdm import tqdm
 @dataclass
 class Args:
     # The run
-    env_id: str = "hopper-medium-expert-v2"  # a D4RL name, or Minari data set ids joined by commas
+    env_id: str = "tiny-maze2d-umaze-v0"  # a D4RL name, or Minari data set ids joined by commas
     dataset_path: str | None = None  # a file of D4RL's to use, wherever it is
     seed: int = 1  # of the networks, the batches and the evaluation episodes
     gradient_steps: int = 1_000_000  # critic updates (paper: 1000000)
@@ -116,6 +117,16 @@ TASKS = {
     "hammer": Task(10.0, "mse", True, "standardize", 100, 200, -274.856578, 12794.134825156867),
     "door": Task(10.0, "mse", True, "standardize", 100, 200, -56.512833, 2880.5693087298737),
     "relocate": Task(10.0, "mse", True, "standardize", 100, 200, -6.425911, 4233.877797728884),
+}
+
+
+# The data set that comes along is small, and so is a run on it: a few minutes on two cores.
+TINY_RUN = {
+    "gradient_steps": 12_000,
+    "batch_size": 64,
+    "eval_frequency": 2_000,
+    "eval_episodes": 20,
+    "final_eval_episodes": 50,
 }
 
 
@@ -374,11 +385,13 @@ def parse_args():
         return resumed_args(given["resume"])
     defaults = Args()
     defaults.env_id = given.get("env-id") or given.get("env_id") or defaults.env_id
-    if task := task_of(defaults.env_id):
-        for name in task._fields:
-            if hasattr(defaults, name):
-                setattr(defaults, name, getattr(task, name))
-        defaults.final_eval_episodes = task.eval_episodes
+    values, task = {}, task_of(defaults.env_id)
+    if task:
+        values |= task._asdict() | {"final_eval_episodes": task.eval_episodes}
+    if defaults.env_id.startswith("tiny-"):
+        values |= TINY_RUN
+    for name in values.keys() & vars(defaults).keys():
+        setattr(defaults, name, values[name])
     args = tyro.cli(Args, default=defaults, description=__doc__)
     for name, value in vars(args).items():
         if type(value) is int and value < (name not in ("seed", "bc_inflation_steps")):
@@ -428,6 +441,8 @@ def load_data(env_id, dataset_path=None):
     }
     if task:
         facts |= {"random_return": task.random_return, "expert_return": task.expert_return}
+    low, high = facts["random_return"], facts["expert_return"]
+    facts["data_score"] = 100 * (facts["mean_return"] - low) / (high - low)
     return data, facts, new_env
 
 
@@ -437,8 +452,13 @@ def load_d4rl(env_id, path, d4rl_tasks):
         *data, returns = d4rl_tasks.load(env_id, path, clip=False).values()
     except (OSError, ValueError) as error:
         sys.exit(str(error))
-    newer = env_id.startswith("antmaze") and env_id.endswith("-v2")
-    comparable = "no: its antmaze is -v0" if newer else "yes, if the file is D4RL's own"
+    comparable = "yes, if the file is D4RL's own"
+    if env_id == d4rl_tasks.TINY:
+        comparable = "no: a small data set of our own"
+    elif env_id.startswith("antmaze") and env_id.endswith("-v2"):
+        comparable = "no: its antmaze is -v0"
+    elif maker := d4rl_tasks.made_by(path):
+        comparable = f"nearly: not D4RL's own file, but made by its recipe with {maker}"
     facts = {"dataset": env_id, "source": str(path), "comparable_with_the_paper": comparable}
     return data, returns, facts, lambda **render: wrap(gym.make(gym.spec(env_id), **render))
 
@@ -651,6 +671,19 @@ def save_checkpoint(checkpoint, path):
         sys.exit(f"{path}: cannot be written, so the one before it stays ({error})")
 
 
+def suggest(run_dir):
+    """What to do next, as far as the scripts for it are here."""
+    print(f"  tensorboard --logdir {run_dir.parent}")
+    script = Path(sys.argv[0])
+    for name, words in {
+        "plot.py": f"{run_dir}",
+        "enjoy.py": f"{run_dir}",
+        f"finetune_{script.name}": f"--checkpoint {run_dir}",
+    }.items():
+        if script.with_name(name).exists():
+            print(f"  python {script.with_name(name)} {words}")
+
+
 if __name__ == "__main__":
     args, resumed = parse_args()
     if args.capture_video and sys.platform == "linux" and "DISPLAY" not in os.environ:
@@ -756,3 +789,5 @@ if __name__ == "__main__":
     result |= {"returns": returns, "lengths": lengths}
     (run_dir / "result.json").write_text(json.dumps(result, indent=2))
     print(f"score {figures['score']:.1f} over {num_episodes} episodes, all in {run_dir}")
+    print(f"(the data's own score is {facts['data_score']:.1f}) What to do next:")
+    suggest(run_dir)

@@ -106,6 +106,7 @@ def write_file(path, states, actions, reached, rewards):
     with h5py.File(temporary, "w") as file:
         for key, column in columns.items():
             file.create_dataset(key, data=column, compression="gzip", shuffle=True)
+        file.attrs["made_by"] = "datasets/make_maze2d.py"
     os.replace(temporary, path)
 
 

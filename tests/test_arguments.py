@@ -54,7 +54,7 @@ def test_every_row_of_the_papers_table_is_the_default_of_its_task(env_id, monkey
 
 def test_shared_hyperparameters_are_the_papers(monkeypatch):
     for script in (td3_bc_n, sac_bc_n):
-        args = parse(script, monkeypatch)
+        args = parse(script, monkeypatch, "--env-id", "maze2d-umaze-v1")
         assert (args.learning_rate, args.batch_size, args.gamma, args.tau) == (
             3e-4,
             256,
@@ -64,8 +64,21 @@ def test_shared_hyperparameters_are_the_papers(monkeypatch):
         assert (args.num_critics, args.gradient_steps, args.critic_init) == (10, 1_000_000, "paper")
         assert (args.bc_inflation, args.bc_inflation_steps) == (10, 50_000)
         assert args.normalize_states
-    args = parse(td3_bc_n, monkeypatch)
+    args = parse(td3_bc_n, monkeypatch, "--env-id", "maze2d-umaze-v1")
     assert (args.policy_noise, args.noise_clip, args.policy_frequency) == (0.2, 0.5, 2)
+
+
+def test_without_arguments_a_run_takes_minutes_and_the_data_that_comes_along(monkeypatch):
+    for script in (td3_bc_n, sac_bc_n):
+        args, paper = (
+            parse(script, monkeypatch, *a) for a in ((), ("--env-id", "maze2d-umaze-v1"))
+        )
+        assert args.env_id == "tiny-maze2d-umaze-v0"
+        changed = {name for name, value in vars(args).items() if value != getattr(paper, name)}
+        assert changed == {*script.TINY_RUN, "env_id"}
+        assert all(getattr(args, name) == value for name, value in script.TINY_RUN.items())
+        given = parse(script, monkeypatch, "--gradient-steps", "7", "--batch-size", "8")
+        assert (given.gradient_steps, given.batch_size) == (7, 8)
 
 
 def test_d4rls_reference_returns():

@@ -14,6 +14,7 @@ ONLINE = {
     "Args",
     "Task",
     "TASKS",
+    "TINY_RUN",
     "load_checkpoint",
     "restore",
     "parse_args",

@@ -36,9 +36,11 @@ def make_env(script, args, facts, **render):
     if facts.get("source", "").startswith("Minari"):
         dataset = minari.load_dataset(facts["dataset"].split(",")[0])
         return script.make_minari_env(dataset, script.task_of(args.env_id), **render)
-    import d4rl_tasks  # noqa: F401  it registers D4RL's names
+    import d4rl_tasks  # it registers D4RL's names
 
-    return script.wrap(gym.make(gym.spec(args.env_id), **render))
+    # By its spec, one of D4RL's is made without Gymnasium's word that there is a newer version.
+    name = gym.spec(args.env_id) if args.env_id in d4rl_tasks.TASKS else args.env_id
+    return script.wrap(gym.make(name, **render))
 
 
 def play(agent, env, seed, every):
@@ -61,19 +63,27 @@ def main(args):
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
         name, facts = checkpoint["script"], checkpoint["facts"]
     except Exception as error:  # torch.load has many ways to fail on a file that is not its own
-        sys.exit(f"{path}: not a checkpoint of these scripts ({str(error).splitlines()[0]})")
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        sys.exit(f"{path}: not a checkpoint of these scripts ({reason})")
     if name not in SCRIPTS:
         sys.exit(f"{path}: a checkpoint of {name}, which is none of {', '.join(SCRIPTS)}")
     out = Path(args.out or path.with_name("enjoy.mp4"))
-    if out.suffix not in (".mp4", ".gif") or args.episodes < 1:
-        sys.exit("--out takes a .mp4 or .gif file, and --episodes at least 1")
+    if out.suffix not in (".mp4", ".gif") or not out.parent.is_dir():
+        sys.exit(f"--out {out}: a .mp4 or .gif file in a folder that exists, please")
+    if min(args.episodes, args.fps, args.size) < 1:
+        sys.exit("--episodes, --fps and --size are at least 1")
 
     script = importlib.import_module(name)
     settings = script.Args(**checkpoint["args"])
     mode = {"render_mode": "human" if args.window else "rgb_array"}
     size = {} if args.window else {"width": args.size, "height": args.size}
     try:
-        env = make_env(script, settings, facts, **mode, **size)
+        try:
+            env = make_env(script, settings, facts, **mode, **size)
+        except TypeError:  # only MuJoCo's environments have a size
+            env = make_env(script, settings, facts, **mode)
+        env.reset(seed=args.seed)
+        env.render()
     except Exception as error:  # the data set, the environment or a renderer is not there
         sys.exit(f"{settings.env_id}: its environment cannot be made here ({error})")
     weights = checkpoint["agent"]

@@ -124,10 +124,10 @@ TASKS = {
     "antmaze-umaze": Task(0.1, 0.1, True, "antmaze", 100, 700, 0.0, 1.0),
     "antmaze-medium": Task(0.02, 0.01, True, "antmaze", 100, 1000, 0.0, 1.0),
     "antmaze-large": Task(0.02, 0.005, True, "antmaze", 100, 1000, 0.0, 1.0),
-    "pen": Task(10.0, 2.0, True, "standardize", 100, 100, 96.262799, 3076.8331017826877),
-    "hammer": Task(10.0, 2.0, True, "standardize", 100, 200, -274.856578, 12794.134825156867),
-    "door": Task(10.0, 2.0, True, "standardize", 100, 200, -56.512833, 2880.5693087298737),
-    "relocate": Task(10.0, 2.0, True, "standardize", 100, 200, -6.425911, 4233.877797728884),
+    "pen": Task(10, 2, True, "standardize", 100, 100, 96.262799, 3076.8331017826877),
+    "hammer": Task(10, 2, True, "standardize", 100, 200, -274.856578, 12794.134825156867),
+    "door": Task(10, 2, True, "standardize", 100, 200, -56.512833, 2880.5693087298737),
+    "relocate": Task(10, 2, True, "standardize", 100, 200, -6.425911, 4233.877797728884),
 }
 
 
@@ -344,20 +344,20 @@ class CudaGraphs:
 
     def __init__(self, function):
         self.function, self.calls, self.recorded = function, Counter(), {}
+        self.stream = torch.cuda.Stream()  # not the default one, which cannot be recorded
 
     def __call__(self, *kind):
         self.calls[kind] += 1
         if self.calls[kind] <= 3:
-            stream = torch.cuda.Stream()  # not the default one, which cannot be recorded
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
                 results = self.function(*kind)
-            torch.cuda.current_stream().wait_stream(stream)
+            torch.cuda.current_stream().wait_stream(self.stream)
             return results
         if kind not in self.recorded:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):  # recorded only: the replay below is what runs it
-                results = self.function(*kind)
+            with torch.cuda.graph(graph, stream=self.stream):
+                results = self.function(*kind)  # recorded only: the replay below is what runs it
             self.recorded[kind] = graph, results
         graph, results = self.recorded[kind]
         graph.replay()
@@ -455,8 +455,9 @@ def restore(agent, checkpoint, facts, args):
     found, old = checkpoint["args"], checkpoint.get("facts", facts)["environment"]
     if args.env_id == found["env_id"] and old != facts["environment"]:
         sys.exit(f"{args.checkpoint}: learned in {old}, but here is {facts['environment']}")
-    if checkpoint.get("step", 0) < found.get("bc_inflation_steps", 0):
-        print("beta was inflated to the end offline: it now falls at once, and the score may too")
+    inflated = checkpoint.get("step", 0) < found.get("bc_inflation_steps", 0)
+    if inflated and (beta := found["beta"] * found["bc_inflation"]) > args.beta_start:
+        print(f"beta was {beta:g} offline to the end, inflated: it now falls, the score may too")
     n, weights = args.num_critics, checkpoint["agent"].items()
     try:
         agent.load_state_dict({k: x[:n] if k.startswith("critics") else x for k, x in weights})
@@ -509,7 +510,8 @@ def load_data(env_id, dataset_path=None, from_scratch=False):
     if task:
         facts |= {"random_return": task.random_return, "expert_return": task.expert_return}
     low, high = facts["random_return"], facts["expert_return"]
-    facts["data_score"] = 100 * (facts["mean_return"] - low) / (high - low)
+    if not from_scratch:
+        facts["data_score"] = 100 * (facts["mean_return"] - low) / (high - low)
     return data, facts, new_env
 
 
@@ -710,12 +712,13 @@ def start_run(args, facts, resumed):
 
 def run_state(agent, optimizers, step, losses, history, args, facts):
     """All that it takes to go on as if nothing had happened."""
+    random_on_gpu = [torch.cuda.get_rng_state()] if agent.obs_mean.is_cuda else []
     return {
         "script": Path(__file__).stem,
         "step": step,
         "agent": agent.state_dict(),
         "optimizers": {name: optimizer.state_dict() for name, optimizer in optimizers.items()},
-        "random": [torch.get_rng_state(), *torch.cuda.get_rng_state_all()],
+        "random": [torch.get_rng_state(), *random_on_gpu],
         "losses": losses,
         "history": history,
         "args": vars(args),
@@ -729,10 +732,10 @@ def resume_run(checkpoint, agent, optimizers):
         here = optimizer.param_groups[0]["capturable"]
         optimizer.load_state_dict(checkpoint["optimizers"][name])
         optimizer.param_groups[0]["capturable"] = here  # not that of the checkpoint's device
-    cpu, *cuda = checkpoint["random"]
-    torch.set_rng_state(cpu)
-    if torch.cuda.is_available() and cuda:
-        torch.cuda.set_rng_state_all(cuda)
+    on_cpu, *on_gpu = checkpoint["random"]
+    torch.set_rng_state(on_cpu)
+    if agent.obs_mean.is_cuda and on_gpu:
+        torch.cuda.set_rng_state(on_gpu[0])
     return checkpoint["step"], checkpoint["losses"], checkpoint["history"]
 
 
@@ -851,7 +854,7 @@ def stability(history):
 
 def suggest(run_dir):
     """What to do next, as far as the scripts for it are here."""
-    print(f"  tensorboard --logdir {run_dir.parent}")
+    print(f"What to do next:\n  tensorboard --logdir {run_dir.parent}")
     script = Path(sys.argv[0])
     for name, words in {
         "plot.py": f"{run_dir}",
@@ -896,7 +899,8 @@ if __name__ == "__main__":
 
     losses, figures, history = {}, {"score": math.nan}, []
     paused, speed = 0.0, 0.0
-    beta = torch.tensor(args.beta_start, device=device)  # a tensor, for a recorded step to see
+    # A tensor, for a recorded step to see it change.
+    beta = torch.zeros((), device=device).fill_(args.beta_start)
     env.action_space.seed(args.seed)
     observation, _ = env.reset(seed=args.seed)
     if resumed:
@@ -939,7 +943,7 @@ if __name__ == "__main__":
         if logging or stopped:
             values = {f"losses/{key}": loss.item() for key, loss in losses.items()}
             if not all(map(math.isfinite, values.values())):
-                advice = "a larger --beta or --num-critics, or --independent-targets"
+                advice = "a larger beta or --num-critics, or --independent-targets"
                 told = f"{values} not finite, and before {logged or 'nothing'}"
                 progress.write(f"step {step:,}: {told}. The paper's way on: {advice}", sys.stderr)
                 sys.exit(3)
@@ -1000,5 +1004,6 @@ if __name__ == "__main__":
     result |= {"returns": returns, "lengths": lengths, "stability": stability(history)}
     (run_dir / "result.json").write_text(json.dumps(result, indent=2))
     print(f"score {figures['score']:.1f} over {num_episodes} episodes, all in {run_dir}")
-    print(f"(the data's own score is {facts['data_score']:.1f}) What to do next:")
+    if "data_score" in facts:
+        print(f"the data's own score is {facts['data_score']:.1f}")
     suggest(run_dir)

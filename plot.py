@@ -3,10 +3,10 @@
     python plot.py runs/RUN                       (writes to plots/)
     python plot.py runs --out figures             (all runs below a folder, seeds put together)
 
-Runs that differ only in their seed are one curve: mean and standard error over seeds. The table has
-the last evaluation: mean and standard error over all episodes, as in the paper; the interquartile
-mean with a bootstrap interval, drawn anew over seeds and over each seed's episodes; and
-(mean - worst) / mean, how far the worst episode is below.
+Runs that differ only in their seed are one curve: mean and standard error over seeds (of two runs
+with one seed, the newer counts). The table has the last evaluation: mean and standard error over
+all episodes, as in the paper; the interquartile mean with a bootstrap interval, drawn anew over
+seeds and over each seed's episodes; and (mean - worst) / mean, how far the worst episode is below.
 """
 
 import json
@@ -54,6 +54,8 @@ INCIDENTAL = {"seed", "resume", "cuda", "cudagraphs", "compile", "tf32", "runs_d
 INCIDENTAL |= {"track", "wandb_project_name", "wandb_entity", "capture_video", "log_frequency"}
 INCIDENTAL |= {"dataset_path", "save_dataset", "eval_frequency", "eval_episodes"}
 INCIDENTAL |= {"final_eval_episodes"}
+# What of the data and the environment must be the same.
+DATA = ("dataset", "environment", "comparable_with_the_paper")
 
 
 @dataclass
@@ -64,21 +66,28 @@ class Args:
 
 def read_runs(paths):
     """(script, result) of every run at or below these paths; of an unfinished one, its curve."""
-    found = []
+    found, files = [], {}
     for path in map(Path, paths):
         if not path.is_dir():
             sys.exit(f"{path}: no such directory")
-        for file in sorted(path.rglob("checkpoint.pt")):
-            try:
-                checkpoint = torch.load(file, map_location="cpu", weights_only=True)
-                result = {key: checkpoint[key] for key in ("args", "facts", "history")}
-                script, file = checkpoint["script"], file.with_name("result.json")
-                if file.exists():
-                    result |= json.loads(file.read_text())
+        for file in sorted(path.resolve().rglob("checkpoint.pt")):
+            files[file] = file.stat().st_mtime
+    for file in sorted(files, key=files.get):
+        try:
+            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+            result = {key: checkpoint[key] for key in ("args", "facts", "history")}
+            script, file = checkpoint["script"], file.with_name("result.json")
+            if file.exists():
+                finished = json.loads(file.read_text())
+                if finished["history"] == result["history"]:  # not of a run that went on
+                    result = finished
+            if result["history"]:
                 found.append((script, result))
-            except Exception as error:  # torch.load has many ways to fail
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                sys.exit(f"{file}: not of these scripts ({reason})")
+            else:
+                print(f"{file.parent}: no evaluation yet, left out")
+        except Exception as error:  # torch.load has many ways to fail
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            sys.exit(f"{file}: not of these scripts ({reason})")
     if not found:
         sys.exit(f"no runs in {', '.join(map(str, paths))}")
     return found
@@ -86,10 +95,14 @@ def read_runs(paths):
 
 def group(runs):
     """Runs by experiment, under a name that says what differs between the experiments."""
-    groups = defaultdict(list)
+    groups = defaultdict(dict)
     for script, result in runs:
         settings = {k: v for k, v in result["args"].items() if k not in INCIDENTAL}
-        groups[script, json.dumps(settings, sort_keys=True)].append(result)
+        settings |= {key: result["facts"].get(key) for key in DATA}
+        seeds = groups[script, json.dumps(settings, sort_keys=True)]
+        if (seed := result["args"]["seed"]) in seeds:
+            print(f"{script}, {settings['env_id']}: seed {seed} twice, the newer run counts")
+        seeds[seed] = result
     named, clashes = {}, defaultdict(list)
     for key in groups:
         clashes[key[0], json.loads(key[1])["env_id"]].append(key)
@@ -97,13 +110,13 @@ def group(runs):
         all_settings = [json.loads(key[1]) for key in keys]
         changing = [
             name
-            for name in all_settings[0]
+            for name in dict.fromkeys(name for settings in all_settings for name in settings)
             if len({json.dumps(settings.get(name)) for settings in all_settings}) > 1
         ]
         for key, settings in zip(keys, all_settings, strict=True):
             differences = ", ".join(f"{name} {settings.get(name)}" for name in changing)
             name = f"{script}, {env_id}" + (f", {differences}" if differences else "")
-            named[name] = sorted(groups[key], key=lambda result: result["args"]["seed"])
+            named[name] = [groups[key][seed] for seed in sorted(groups[key])]
     return named
 
 
@@ -187,15 +200,17 @@ def table(experiments):
             continue
         figures, facts = summarize(results), results[0]["facts"]
         paper, script = PAPER.get(results[0]["args"]["env_id"]), name.split(",")[0]
-        # An answer of "no" means other data or another environment: nothing to compare with.
-        comparable = not facts.get("comparable_with_the_paper", "no").startswith("no")
-        offline = paper and comparable and not script.startswith("finetune")
-        beside = f"{paper['sac' in script]:.1f}" if offline else ""
+        # "yes", "nearly" (data by D4RL's recipe) or "no" (other data, another environment)
+        comparable = facts.get("comparable_with_the_paper", "no").split(",")[0].split(":")[0]
+        beside = ""
+        if paper and comparable != "no" and not script.startswith("finetune"):
+            beside = f"{paper['sac' in script]:.1f}" + " (not D4RL's file)" * (comparable != "yes")
         low, high = figures["interval"]
+        worst = f"{figures['worst']:.0%}" if figures["mean"] > 0 else "-"
         lines.append(
             f"| {name} | {len(results)} | {sum(len(r['returns']) for r in results)} "
             f"| {figures['mean']:.1f} ± {figures['stderr']:.1f} "
-            f"| {figures['iqm']:.1f} [{low:.1f}, {high:.1f}] | {figures['worst']:.0%} | {beside} |"
+            f"| {figures['iqm']:.1f} [{low:.1f}, {high:.1f}] | {worst} | {beside} |"
         )
     tuned = {name: [r for r in all_ if "stability" in r] for name, all_ in experiments.items()}
     tuned = {name: results for name, results in tuned.items() if results}

@@ -15,6 +15,7 @@ import contextlib
 import importlib
 import json
 import multiprocessing
+import os
 import resource
 import sys
 import time
@@ -68,10 +69,12 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         name = operation.overloadpacket.__name__
-        if name in ("mm", "bmm"):
-            self.operands.append(args[:2])
-        if name in ("addmm", "baddbmm"):
-            self.operands.append(args[1:3])
+        if name in ("mm", "bmm", "addmm", "baddbmm"):
+            operands = args[:2] if name in ("mm", "bmm") else args[1:3]
+            self.device = operands[0].device
+            # Shapes and strides only: the tensors would count as memory of the step.
+            shapes = [(x.shape, x.stride()) for x in operands]
+            self.operands.append([torch.empty_strided(*x, device="meta") for x in shapes])
         return operation(*args, **(kwargs or {}))
 
     def gflop(self):
@@ -84,7 +87,7 @@ class Products(TorchDispatchMode):
         def like(role, shape, stride):
             key = role, shape, stride
             if key not in memory:
-                memory[key] = torch.empty_strided(shape, stride, device=self.operands[0][0].device)
+                memory[key] = torch.empty_strided(shape, stride, device=self.device)
                 memory[key].normal_()
             return memory[key]
 
@@ -97,7 +100,8 @@ class Products(TorchDispatchMode):
             shape = torch.Size([*a.shape[:-1], b.shape[-1]])
             result = torch.empty(shape, device="meta")
             out = like("out", shape, result.stride())
-            products.append((torch.matmul, first, like("b", b.shape, b.stride()), out))
+            product = torch.bmm if a.ndim == 3 else torch.mm
+            products.append((product, first, like("b", b.shape, b.stride()), out))
 
         def run():
             for product, a, b, out in products:
@@ -113,6 +117,8 @@ def learner(name, num_critics, task, args):
     settings = script.Args(num_critics=num_critics, independent_targets=False)
     if hasattr(settings, "target_entropy"):
         settings.target_entropy = -float(action_dim)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
     torch.backends.cuda.matmul.fp32_precision = "tf32" if args.tf32 else "ieee"
     torch.manual_seed(0)
     agent = script.Agent(obs_dim, action_dim, settings).to(device)
@@ -135,12 +141,16 @@ def learner(name, num_critics, task, args):
         batch = buffer.sample(rows) if online else script.sample_batch(data, rows)
         return script.update(agent, optimizers, batch, beta, *kind, settings)
 
+    every = 2 if "td3" in name else 1
+    with Products() as products:  # of eager losses: nothing can be watched in compiled ones
+        for i in range(every):
+            learn(*((i % 2 == 0,) if every == 2 else ()))
     if args.compile:
         options = {"fullgraph": True, "options": {"fallback_random": True}}
         script.critic_loss = torch.compile(script.critic_loss, **options)
         script.policy_loss = torch.compile(script.policy_loss, **options)
     graphs = args.device == "cuda" and args.cudagraphs
-    fast, every = script.CudaGraphs(learn) if graphs else learn, 2 if "td3" in name else 1
+    fast = script.CudaGraphs(learn) if graphs else learn
 
     def kind(i):
         return (i % 2 == 0,) if every == 2 else ()
@@ -162,7 +172,7 @@ def learner(name, num_critics, task, args):
             learn(*kind(i))
 
     script.keep_freed_memory()
-    return steps, updates, env, every
+    return steps, updates, env, every, products
 
 
 def wait(device):
@@ -186,14 +196,18 @@ def timed(functions, seconds, device):
 
 
 def measure(name, num_critics, task, args):
-    steps, updates, _, every = learner(name, num_critics, task, args)
-    with Products() as products:
-        updates()
-    alone = products.alone()
-    for _ in range(8 if args.device == "cuda" else 3):  # warm-up; on a GPU, the recording too
-        steps(), alone()
-    turns = timed([steps, alone], args.seconds, args.device)
+    steps, _, _, every, products = learner(name, num_critics, task, args)
+    for _ in range(8):  # warm-up; on a GPU, the recording too
+        steps()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if args.device == "cuda":
+        memory = torch.cuda.max_memory_allocated() / 2**20
+    alone = products.alone()
+    if args.device == "cuda" and args.cudagraphs:
+        alone = importlib.import_module(name).CudaGraphs(alone)
+    for _ in range(8):
+        alone()
+    turns = timed([steps, alone], args.seconds, args.device)
     return {
         "script": name,
         "num_critics": num_critics,
@@ -202,9 +216,7 @@ def measure(name, num_critics, task, args):
         "steps_per_second": every / float(np.median(turns[:, 0])),
         "gflop_per_step": products.gflop() / every,
         "matmul_ratio": float(np.median(turns[:, 1] / turns[:, 0])),
-        "peak_memory_mb": torch.cuda.max_memory_allocated() / 2**20
-        if args.device == "cuda"
-        else memory,
+        "peak_memory_mb": memory,
     }
 
 
@@ -224,7 +236,7 @@ def measure_loops(args):
     turns = timed([at_once, one_by_one], 6 * args.seconds, args.device)
     print(f"10 hopper episodes at once: {np.median(turns[:, 1] / turns[:, 0]):.2f} times as fast")
     for name in SCRIPTS[2:]:
-        steps, updates, env, every = learner(name, 10, "hopper-medium-v2", args)
+        steps, updates, env, every, _ = learner(name, 10, "hopper-medium-v2", args)
         action = env.action_space.sample()
 
         def parts(updates=updates, env=env, every=every, action=action):

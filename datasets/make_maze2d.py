@@ -36,7 +36,7 @@ class Args:
     seed: int = 1  # of the targets and the paths
     out: str | None = None  # the file to write (D4RL's name, where the scripts look for D4RL's)
     minari: str | None = None  # write a Minari data set of this id instead
-    tiny: bool = False  # write the small file that comes with the scripts instead
+    tiny: bool = False  # write the small file that comes with the scripts (100000 steps of umaze)
 
 
 def shortest_path(maze, start, end):
@@ -151,11 +151,21 @@ if __name__ == "__main__":
         sys.exit(f"--steps {args.steps}: too small")
     name = f"maze2d-{args.maze}-v1"
     if args.tiny:
+        if args.minari or args.maze != "umaze":
+            sys.exit("--tiny is a file of umaze")
         name, args.steps = d4rl_tasks.TINY, 100_000
     path = Path(args.out) if args.out else d4rl_tasks.place(name)
-    if args.tiny and not args.out and path.exists():
-        print(f"{path} is written anew")
-    elif not args.minari and path.exists():
+    if args.minari:  # better to know of a bad name before the work than after it
+        import minari
+        from minari.dataset.minari_dataset import parse_dataset_id
+
+        try:
+            parse_dataset_id(args.minari)
+        except (TypeError, ValueError):
+            sys.exit(f"--minari {args.minari}: not of the form namespace/name-v0")
+        if args.minari in minari.list_local_datasets():
+            sys.exit(f"--minari {args.minari}: there already")
+    elif path.exists() and (args.out or not args.tiny):
         sys.exit(f"{path} is there already; --out names another file")
     states, actions, reached, goal = collect(name, args.steps, args.seed)
     inside = np.linalg.norm(states[:-1, :2] - goal, axis=1) <= 0.5
@@ -167,4 +177,5 @@ if __name__ == "__main__":
     per_episode = d4rl_tasks.TASKS[name].horizon * rewards.mean()
     print(f"{args.minari or path}: {args.steps:,} steps, {per_episode:.1f} reward per evaluation's")
     print(f"length, {reached.sum():,} targets. Train on it:")
-    print(f"  python td3_bc_n.py --env-id {args.minari or name}")
+    where = f" --dataset-path {path}" if args.out and not args.minari else ""
+    print(f"  python td3_bc_n.py --env-id {args.minari or name}{where}")

@@ -30,12 +30,19 @@ class Args:
 
 def load(run):
     """The run's agent, data and environment, by the script that made it."""
-    checkpoint = torch.load(Path(run, "checkpoint.pt"), map_location="cpu", weights_only=True)
-    script = importlib.import_module(Path(checkpoint["script"]).name)
+    try:
+        checkpoint = torch.load(Path(run, "checkpoint.pt"), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load has many ways to fail on a file that is not its own
+        sys.exit(f"{run}: no run of these scripts ({error})")
+    if checkpoint.get("script") not in ("td3_bc_n", "sac_bc_n"):
+        sys.exit(f"{run}: not a run of td3_bc_n or sac_bc_n")
+    script = importlib.import_module(checkpoint["script"])
     args = script.Args(**checkpoint["args"])
     data, facts, new_env = script.load_data(args.env_id, args.dataset_path)
     agent = script.Agent(data[0].shape[1], data[1].shape[1], args)
     agent.load_state_dict(checkpoint["agent"])
+    inflated = checkpoint["step"] <= args.bc_inflation_steps
+    facts["beta"] = args.beta * (args.bc_inflation if inflated else 1)  # the one in force
     return agent, data, new_env, args, facts
 
 
@@ -59,7 +66,9 @@ def draw_maze(run, path, episodes=20):
         draw_walls(axes, env.unwrapped.maze)
     positions = data[0][:6000, :2]
     left.plot(positions[:, 1], positions[:, 0], linewidth=0.4, color="#1f77b4")
-    left.set_title(f"The data: {facts['mean_return']:.0f} reward in 300 steps")
+    left.set_title(
+        f"The data: {facts['mean_return']:.0f} reward in {env.spec.max_episode_steps} steps"
+    )
     for episode in range(episodes):
         observation, _ = env.reset(seed=episode)
         trail, total, over = [observation[:2]], 0.0, False
@@ -88,7 +97,7 @@ def disagreement(agent, data, states=2000, actions=50, seed=0):
     q = agent.critics(obs, uniform)
     distance = (uniform - known).norm(dim=1).numpy()
     values = {
-        "standard deviation": q.std(dim=0),
+        "standard deviation": q.std(dim=0, correction=min(1, len(q) - 1)),
         "clip penalty (mean - min)": q.mean(dim=0) - q.amin(dim=0),
         "minimum": q.amin(dim=0),
     }
@@ -102,10 +111,10 @@ def disagreement(agent, data, states=2000, actions=50, seed=0):
 def draw_uncertainty(runs, path):
     figure, panels = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained")
     for run in runs:
-        agent, data, _, args, _ = load(run)
+        agent, data, _, args, facts = load(run)
         distance, values = disagreement(agent, data)
         for axes, (name, value) in zip(panels, values.items(), strict=True):
-            label = f"N = {args.num_critics}, β = {args.beta:g}"
+            label = f"N = {args.num_critics}, β = {facts['beta']:g}"
             style = "-" if args.beta else "--"
             color = {True: "#d62728", False: "#1f77b4"}[args.num_critics >= 10]
             axes.plot(distance, value, style, color=color, label=label)

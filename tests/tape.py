@@ -47,8 +47,9 @@ class Tape(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def record(tape):
+def record(tape, stream):
     """In place of torch.cuda.graph."""
+    assert stream is not Stream.default, "the default stream cannot be recorded"
     random = torch.get_rng_state()
     with tape:
         yield
@@ -59,17 +60,27 @@ def record(tape):
 
 
 class Stream:
-    """In place of torch.cuda.Stream: a CPU has but one."""
+    """In place of torch.cuda.Stream. A CPU has but one; what is kept is who waits for whom."""
+
+    default, waits = None, []
 
     def wait_stream(self, other):
-        pass
+        self.waits.append((self, other))
 
 
 def on_the_cpu(monkeypatch):
     """Have CudaGraphs record tapes."""
+
+    @contextlib.contextmanager
+    def use(stream):
+        Stream.waits.append("work")
+        yield
+
     Tape.made.clear()
+    Stream.waits.clear()
+    Stream.default = Stream()
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Tape)
     monkeypatch.setattr(torch.cuda, "graph", record)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream.default)
+    monkeypatch.setattr(torch.cuda, "stream", use)

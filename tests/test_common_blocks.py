@@ -15,7 +15,6 @@ ONLINE = {
     "Task",
     "TASKS",
     "TINY_RUN",
-    "load_checkpoint",
     "restore",
     "parse_args",
     "explore",

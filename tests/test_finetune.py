@@ -170,7 +170,10 @@ def test_offline_then_online_then_online_again(algorithm, env_id, run):
     offline = run(algorithm, "--env-id", env_id, *OFFLINE, "--beta", 0.5)[1]
     process, online = run(f"finetune_{algorithm}", "--checkpoint", offline, *SHORT)
     assert process.stdout.count("\nstep ") == 3, "before the first step, and every 3"
-    assert "beta was inflated to the end offline" in process.stdout, "4 steps of 50000"
+    # Offline 4 steps of 50000 were made, all inflated.
+    assert "beta was 5 offline to the end, inflated: it now falls" in process.stdout
+    command = ["--checkpoint", offline, *SHORT, "--env-steps", 0, "--beta-start", 5]
+    assert "inflated" not in run(f"finetune_{algorithm}", *command)[0].stdout
     result = json.loads((online / "result.json").read_text())
     assert [entry["step"] for entry in result["history"]] == [0, 3, 6]
     assert result["stability"]["score_before"] == result["history"][0]["score"]
@@ -239,6 +242,17 @@ def test_from_scratch_saves_dictionaries_of_a_maze(run):
     run("finetune_td3_bc_n", *arguments, "--save-dataset", "tests/made/pointmaze/umaze-v0")
     data, _, _ = td3_bc_n.load_data("tests/made/pointmaze/umaze-v0")
     assert data[0].shape == (11, 8)
+
+
+@pytest.mark.parametrize("script", ["finetune_td3_bc_n", "finetune_sac_bc_n"])
+def test_betas_between_whole_numbers_stay_so(script, run):
+    """The hand's beta goes from 10 to 2, which Python takes for whole numbers."""
+    arguments = ["--from-scratch", "--env-id", "d4rl_tasks:pen-human-v1", *SHORT]
+    run_dir = run(script, *arguments, "--beta-start", 10, "--beta-end", 2, "--beta-decay-steps", 4)[
+        1
+    ]
+    betas = [value for _, value in scalars(run_dir)[0]["charts/beta"]]
+    assert betas == pytest.approx([10 * 0.2 ** (i / 4) for i in (0, 1, 2, 3, 4, 4)], rel=1e-6)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import tape
@@ -205,6 +206,28 @@ def test_two_replays_draw_different_random_numbers(script, monkeypatch):
     losses = [learn(*kind)["critic"].item() for _ in range(8)]
     assert len(learn.recorded) == 1 and tape.Tape.made[0].replays == 5
     assert len(set(losses)) == 8
+
+
+def test_the_warm_up_on_its_stream_waits_and_is_waited_for(monkeypatch):
+    tape.on_the_cpu(monkeypatch)
+    graphs = td3_bc_n.CudaGraphs(dict)
+    for _ in range(5):
+        graphs()
+    before, after = (graphs.stream, tape.Stream.default), (tape.Stream.default, graphs.stream)
+    assert tape.Stream.waits == [before, "work", after] * 3
+
+
+@ALL
+def test_on_a_gpu_adam_is_fit_for_a_graph_and_on_a_cpu_it_need_not_be(script):
+    for device in ("cpu", "cuda:0"):
+        with FakeTensorMode():  # a GPU's tensors without a GPU
+            weight = torch.nn.Parameter(torch.empty(1, device=device))
+            network = torch.nn.ParameterList([weight])
+            agent = SimpleNamespace(obs_mean=weight, critics=network, policy=network)
+            agent.log_alpha = weight
+            for optimizer in script.make_optimizers(agent, script.Args()).values():
+                (parameters,) = optimizer.param_groups
+                assert parameters["capturable"] == (device == "cuda:0") and parameters["fused"]
 
 
 def test_a_recording_that_reads_a_number_back_fails(monkeypatch):

@@ -46,7 +46,7 @@ def test_a_run_without_arguments_prints_its_data_and_what_to_do_next(runs):
     assert scripts == ["--logdir", "plot.py", "enjoy.py", "finetune_td3_bc_n.py"]
     assert all(words[-1] == str(offline) for words in commands[1:])
     after = finetuned.splitlines()[-4:]
-    assert after[0].startswith("(the data's own score is -1.7)")
+    assert "the data's own score is -1.7" in finetuned
     assert not any("finetune_finetune" in line for line in after)
     result = json.loads((offline / "result.json").read_text())
     assert result["facts"]["dataset"] == "tiny-maze2d-umaze-v0"
@@ -128,6 +128,22 @@ def test_experiments_are_named_by_what_differs_and_seeds_are_put_together():
     assert [r["args"]["seed"] for r in groups["td3_bc_n, a-v0, beta 0.1"]] == [1, 2]
 
 
+def test_runs_on_other_data_are_not_seeds_of_one_experiment_and_a_seed_counts_once(capsys):
+    ours, theirs = result("a-v0", [1.0]), result("a-v0", [5.0], comparable="nearly: x", seed=2)
+    again = result("a-v0", [2.0])
+    groups = plot.group([("td3_bc_n", r) for r in (ours, theirs, again)])
+    assert [len(results) for results in groups.values()] == [1, 1] and len(groups) == 2
+    assert [r[0]["returns"] for r in groups.values()] == [[2.0], [5.0]], "the newer one"
+    assert "seed 1 twice, the newer run counts" in capsys.readouterr().out
+    newer = result("a-v0", [1.0], new_argument=3)
+    assert len(plot.group([("td3_bc_n", ours), ("td3_bc_n", newer)])) == 2
+
+
+def test_a_figure_of_the_paper_beside_data_by_its_recipe_says_so():
+    near = result("maze2d-umaze-v1", [1.0], "nearly: not D4RL's own file, but made by its recipe")
+    assert plot.table({"td3_bc_n, a": [near]}).endswith("| 153.1 (not D4RL's file) |\n")
+
+
 def test_an_unfinished_run_has_a_curve_and_no_figures(runs, tmp_path):
     (source,) = runs[0].glob("*__td3_bc_n__1__*")
     (tmp_path / "cut").mkdir()
@@ -135,6 +151,12 @@ def test_an_unfinished_run_has_a_curve_and_no_figures(runs, tmp_path):
     done = python(ROOT / "plot.py", tmp_path, "--out", tmp_path / "plots")
     assert "| td3_bc_n, tiny-maze2d-umaze-v0 | not finished |" in done.stdout
     assert not blank(tmp_path / "plots/tiny-maze2d-umaze-v0_offline.png")
+    # A run that was stopped before its first evaluation is left out, and takes no other with it.
+    checkpoint = torch.load(source / "checkpoint.pt", weights_only=True)
+    (tmp_path / "young").mkdir()
+    torch.save(checkpoint | {"history": []}, tmp_path / "young/checkpoint.pt")
+    done = python(ROOT / "plot.py", tmp_path, "--out", tmp_path / "plots")
+    assert "young: no evaluation yet, left out" in done.stdout
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".gif"])
@@ -152,8 +174,15 @@ def test_a_video_has_frames_that_differ_and_episodes_have_scores(runs, tmp_path,
     assert np.abs(frames[0] - frames[60]).max() > 50, "the ball moves"
 
 
-def test_a_minari_run_can_be_watched_too(run, tmp_path):
-    run_dir = run("sac_bc_n", "--env-id", "tests/hopper/random-v0", *OFFLINE)[1]
+MAZE = "gymnasium_robotics:PointMaze_UMaze-v3"
+
+
+@pytest.mark.parametrize("env_id", ["tests/hopper/random-v0", MAZE])
+def test_runs_on_minaris_data_and_from_scratch_can_be_watched_too(env_id, run):
+    if env_id == MAZE:
+        run_dir = run("finetune_sac_bc_n", "--from-scratch", "--env-id", env_id, *ONLINE)[1]
+    else:
+        run_dir = run("sac_bc_n", "--env-id", env_id, *OFFLINE)[1]
     python(ROOT / "enjoy.py", run_dir, "--episodes", 1)
     assert len(imageio.imread(run_dir / "enjoy.mp4")) > 3
 
@@ -163,11 +192,17 @@ def test_a_minari_run_can_be_watched_too(run, tmp_path):
     [
         (["enjoy.py", "nowhere"], "nowhere: not a checkpoint of these scripts"),
         (["enjoy.py", "other.pt"], "a checkpoint of os, which is none of"),
-        (["enjoy.py", "RUN", "--out", "x.avi"], "--out takes a .mp4 or .gif file"),
+        (["enjoy.py", "RUN", "--out", "x.avi"], "a .mp4 or .gif file in a folder that exists"),
+        (["enjoy.py", "RUN", "--out", "none/x.gif"], "a .mp4 or .gif file in a folder that exists"),
+        (["enjoy.py", "RUN", "--fps", "0"], "are at least 1"),
         (["plot.py", "nowhere"], "nowhere: no such directory"),
         (["plot.py", "."], "checkpoint.pt: not of these scripts"),
         (["plot.py", "empty"], "no runs in empty"),
         (["docs/figures.py"], "name a run"),
+        (["docs/figures.py", "--maze", "nowhere"], "nowhere: no run of these scripts"),
+        (["datasets/make_maze2d.py", "--minari", "x"], "not of the form namespace/name-v0"),
+        (["datasets/make_maze2d.py", "--minari", "tests/swing-v0"], "there already"),
+        (["datasets/make_maze2d.py", "--tiny", "--maze", "large"], "--tiny is a file of umaze"),
     ],
 )
 def test_mistakes_are_one_clear_line(command, message, runs, tmp_path):
@@ -186,4 +221,4 @@ def test_the_figures_of_the_documents_are_drawn_from_runs(runs, tmp_path):
     arguments = ["--maze", first, "--uncertainty", first, second, "--out", tmp_path]
     done = python(ROOT / "docs/figures.py", *arguments)
     assert not blank(tmp_path / "maze.png") and not blank(tmp_path / "uncertainty.png")
-    assert done.stdout.count("N = 2, β = 0.02: standard deviation") == 2
+    assert done.stdout.count("N = 2, β = 0.2: standard deviation") == 2

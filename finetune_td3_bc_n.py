@@ -558,10 +558,11 @@ def load_minari(env_id, d4rl_tasks):
         except Exception as error:  # the hub's client has exceptions of its own, not OSError
             names = [*minari.list_local_datasets(), *(d4rl_tasks.TASKS if d4rl_tasks else ())]
             near = ", ".join(difflib.get_close_matches(env_id, names, cutoff=0))
+            alone = "  (D4RL's names, and the data that comes along, need d4rl_tasks.py here)"
             sys.exit(
                 f"{dataset_id}: no Minari data set here, and none to download ({error})\n  nearest "
                 f"names: {near}\n  with a network: minari download {dataset_id}\n  or your own: "
-                f"https://minari.farama.org\n{d4rl_tasks.missing(env_id) if d4rl_tasks else ''}"
+                f"https://minari.farama.org\n{d4rl_tasks.missing(env_id) if d4rl_tasks else alone}"
             )
     names = {dataset.env_spec.id if dataset.env_spec else "unknown" for dataset in datasets}
     if len(names) > 1 or "unknown" in names:
@@ -774,7 +775,6 @@ def resume_online(checkpoint, env, buffer):
     for column, saved in zip(buffer.columns, checkpoint["buffer"], strict=True):
         column[: len(saved)] = saved.to(column.device)
     buffer.added = checkpoint["added"]
-    buffer.filled.fill_(len(buffer))
     if checkpoint["env"] is None:
         print("the environment cannot go on within an episode: a new one begins")
         return env.reset(seed=checkpoint["step"])[0]

@@ -446,10 +446,11 @@ def load_minari(env_id, d4rl_tasks):
         except Exception as error:  # the hub's client has exceptions of its own, not OSError
             names = [*minari.list_local_datasets(), *(d4rl_tasks.TASKS if d4rl_tasks else ())]
             near = ", ".join(difflib.get_close_matches(env_id, names, cutoff=0))
+            alone = "  (D4RL's names, and the data that comes along, need d4rl_tasks.py here)"
             sys.exit(
                 f"{dataset_id}: no Minari data set here, and none to download ({error})\n  nearest "
                 f"names: {near}\n  with a network: minari download {dataset_id}\n  or your own: "
-                f"https://minari.farama.org\n{d4rl_tasks.missing(env_id) if d4rl_tasks else ''}"
+                f"https://minari.farama.org\n{d4rl_tasks.missing(env_id) if d4rl_tasks else alone}"
             )
     names = {dataset.env_spec.id if dataset.env_spec else "unknown" for dataset in datasets}
     if len(names) > 1 or "unknown" in names:

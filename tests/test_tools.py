@@ -57,6 +57,8 @@ def test_a_script_copied_alone_suggests_no_scripts_that_are_not_there(run, tmp_p
     arguments = ["--env-id", "tests/hopper/random-v0", *OFFLINE, "--runs-dir", tmp_path / "alone"]
     done = python(tmp_path / "td3_bc_n.py", *arguments, cwd=tmp_path)
     assert "  tensorboard" in done.stdout and "enjoy.py" not in done.stdout
+    done = python(tmp_path / "td3_bc_n.py", cwd=tmp_path, check=False)
+    assert done.returncode == 1 and "need d4rl_tasks.py here" in done.stderr
 
 
 def blank(path):

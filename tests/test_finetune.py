@@ -247,10 +247,8 @@ def test_from_scratch_saves_dictionaries_of_a_maze(run):
 @pytest.mark.parametrize("script", ["finetune_td3_bc_n", "finetune_sac_bc_n"])
 def test_betas_between_whole_numbers_stay_so(script, run):
     """The hand's beta goes from 10 to 2, which Python takes for whole numbers."""
-    arguments = ["--from-scratch", "--env-id", "d4rl_tasks:pen-human-v1", *SHORT]
-    run_dir = run(script, *arguments, "--beta-start", 10, "--beta-end", 2, "--beta-decay-steps", 4)[
-        1
-    ]
+    arguments = ["--from-scratch", "--env-id", "pen-human-v1", *SHORT, "--beta-decay-steps", 4]
+    run_dir = run(script, *arguments)[1]
     betas = [value for _, value in scalars(run_dir)[0]["charts/beta"]]
     assert betas == pytest.approx([10 * 0.2 ** (i / 4) for i in (0, 1, 2, 3, 4, 4)], rel=1e-6)
 

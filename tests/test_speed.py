@@ -86,8 +86,10 @@ def test_an_update_reads_nothing_back_from_the_device(script, kind):
 @pytest.mark.parametrize("script", [td3_bc_n, sac_bc_n])
 def test_a_batch_is_whole_transitions_drawn_alike_from_all_of_the_data(script):
     row = torch.arange(10.0)
+    data = [row[:, None].expand(-1, 3), row, row, row[:, None], row]
     torch.manual_seed(0)
-    batch = script.sample_batch([row[:, None].expand(-1, 3), row, row, row[:, None], row], 10_000)
+    batch, other = (script.sample_batch(data, 10_000) for _ in range(2))
+    assert not torch.equal(batch[1], other[1])
     for column in batch:
         assert torch.equal(column.reshape(10_000, -1)[:, 0], batch[1])
     counts = torch.bincount(batch[1].long(), minlength=10)

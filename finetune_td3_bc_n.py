@@ -332,7 +332,7 @@ class ReplayBuffer:
         return [column[index] for column in self.columns]
 
 
-# --- The method ends here; the rest is arguments, data, evaluation and survival. ---
+# --- The method ends here; the rest is speed, arguments, data, evaluation and survival. ---
 
 
 class CudaGraphs:
@@ -365,7 +365,7 @@ class CudaGraphs:
 
 
 def keep_freed_memory():
-    """Have glibc reuse what tensors free: to page it in anew costs up to a sixth of a step."""
+    """Have glibc reuse what tensors free, instead of paging it in anew at every step."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if hasattr(libc, "mallopt"):
         libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD: give nothing below this back to the system

@@ -1,21 +1,26 @@
-"""D4RL's tasks, as they were, on today's MuJoCo: environments, data files and scores.
+"""The tasks of D4RL on current MuJoCo: environments, datasets and normalized scores.
 
     import gymnasium as gym
     env = gym.make("d4rl_tasks:antmaze-large-diverse-v0")
 
     import d4rl_tasks
-    transitions = d4rl_tasks.load("antmaze-large-diverse-v0")       # from D4RL's own HDF5 file
-    d4rl_tasks.normalized_score("antmaze-large-diverse-v0", 0.75)   # 75.0
+    data, metadata = d4rl_tasks.load("antmaze-large-diverse-v0")      # downloads D4RL's HDF5 file
+    d4rl_tasks.normalized_score("antmaze-large-diverse-v0", 0.75)     # 75.0
 
-D4RL itself needs mujoco-py and a toolchain of 2021. Here are the same tasks under the same names:
-hopper, halfcheetah, walker2d (-v2), maze2d (-v1), antmaze (-v0, -v2), and the hand's pen, hammer,
-door and relocate (-v1), with D4RL's physics, observations, rewards, ends and time limits. A score
-is comparable with published ones if the data file and the environment are both D4RL's.
+D4RL itself needs mujoco-py and a toolchain of 2021. This module has its tasks under the same names:
+hopper, halfcheetah, walker2d (-v2), maze2d (-v1), antmaze (-v0, -v2), and Adroit's pen, hammer,
+door and relocate (-v1), with D4RL's physics, observations, rewards, terminations and time limits.
+Scores are comparable with published ones if both the dataset and the environment are D4RL's.
 """
 
 import difflib
+import http.client
 import os
+import re
+import sys
+import urllib.request
 import xml.etree.ElementTree as ET
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,17 +29,18 @@ import h5py
 import mujoco
 import numpy as np
 from gymnasium.envs.mujoco import MujocoEnv
+from tqdm import tqdm
 
-TINY = "tiny-maze2d-umaze-v0"  # comes along; made by datasets/make_maze2d.py, not D4RL's
-ADDRESS = "http://rail.eecs.berkeley.edu/datasets/offline_rl/"
+TINY = "tiny-maze2d-umaze-v0"  # the bundled dataset, written by tools/make_maze2d.py
+BASE_URL = "http://rail.eecs.berkeley.edu/datasets/offline_rl/"
 
 
 class Task(NamedTuple):
-    path: str  # of the data file, below ADDRESS
-    horizon: int  # steps of an evaluation episode
-    random_return: float  # normalised score 0
-    expert_return: float  # normalised score 100
-    minari: str  # Minari's counterpart: other data, for the mazes other physics too
+    path: str  # path of the dataset below BASE_URL
+    max_episode_steps: int
+    ref_min_score: float  # return with normalized score 0 (a random policy)
+    ref_max_score: float  # return with normalized score 100 (an expert)
+    minari: str  # similar Minari datasets: other data, and for mazes other physics
     entry_point: str
     kwargs: dict
 
@@ -45,7 +51,7 @@ LOCOMOTION = {
     "walker2d": ("walker2d_v4:Walker2dEnv", 1.629008, 4592.3),
 }
 MAZE2D = {
-    # '#' is a wall, 'O' is free, 'G' is the goal
+    # (maze, time limit, score references); # is a wall, O is free, G is the goal
     "umaze": ("##### #GOO# ###O# #OOO# #####", 300, 23.85, 161.86),
     "medium": (
         "######## #OO##OO# #OO#OOO# ##OOO### #OO#OOO# #O#OO#O# #OOO#OG# ########",
@@ -62,7 +68,7 @@ MAZE2D = {
     ),
 }
 ANTMAZE = {
-    # '1' is a wall, '0' is free, 'r' is the start, 'g' is the goal
+    # (file name, maze, time limit); 1 is a wall, 0 is free, r is the start, g is the goal
     "umaze": ("u-maze", "11111 1r001 11101 1g001 11111", 700),
     "medium": (
         "big-maze",
@@ -92,14 +98,14 @@ def _tasks():
             minari = "" if kind in ("random", "medium-replay") else ",".join(minari)
             path = f"gym_mujoco_v2/{robot}_{kind.replace('-', '_')}-v2.hdf5"
             yield f"{robot}-{kind}-v2", Task(path, 1000, low, high, minari, entry_point, {})
-    for size, (maze, horizon, low, high) in MAZE2D.items():
+    for size, (maze, max_steps, low, high) in MAZE2D.items():
         path, minari = f"maze2d/maze2d-{size}-sparse-v1.hdf5", f"D4RL/pointmaze/{size}-v2"
-        task = Task(path, horizon, low, high, minari, "d4rl_tasks:Maze2dEnv", {"maze": maze})
+        task = Task(path, max_steps, low, high, minari, "d4rl_tasks:Maze2dEnv", {"maze": maze})
         yield f"maze2d-{size}-v1", task
         if size in TINY:
             yield TINY, task._replace(path=f"{TINY}.hdf5", minari="")
     starts_and_goals = {"": (False, False), "-diverse": (True, True), "-play": (True, False)}
-    for size, (file_name, maze, horizon) in ANTMAZE.items():
+    for size, (file_name, maze, max_steps) in ANTMAZE.items():
         for kind in ("", "-diverse") if size == "umaze" else ("-play", "-diverse"):
             start, goal = starts_and_goals[kind]
             stem = f"Ant_maze_{file_name}_noisy_multistart_{start}_multigoal_{goal}_sparse"
@@ -109,13 +115,13 @@ def _tasks():
                 ("v2", f"ant_maze_v2/{stem}_fixed.hdf5"),
             ):
                 task = Task(
-                    path, horizon, 0.0, 1.0, minari, "d4rl_tasks:AntMazeEnv", {"maze": maze}
+                    path, max_steps, 0.0, 1.0, minari, "d4rl_tasks:AntMazeEnv", {"maze": maze}
                 )
                 yield f"antmaze-{size}{kind}-{version}", task
-    for hand, (horizon, low, high) in HAND.items():
+    for hand, (max_steps, low, high) in HAND.items():
         for kind in ("human", "cloned", "expert"):
             path, minari = f"hand_dapg_v1/{hand}-{kind}-v1.hdf5", f"D4RL/{hand}/{kind}-v2"
-            task = Task(path, horizon, low, high, minari, "d4rl_tasks:make_hand", {"task": hand})
+            task = Task(path, max_steps, low, high, minari, "d4rl_tasks:make_hand", {"task": hand})
             yield f"{hand}-{kind}-v1", task
 
 
@@ -123,9 +129,9 @@ TASKS = dict(_tasks())
 
 
 def normalized_score(name, returns):
-    """0 is D4RL's random policy, 100 its expert."""
+    """0 for a random policy, 100 for an expert."""
     task = TASKS[name]
-    return 100 * (returns - task.random_return) / (task.expert_return - task.random_return)
+    return 100 * (returns - task.ref_min_score) / (task.ref_max_score - task.ref_min_score)
 
 
 # --- Environments ---
@@ -235,7 +241,8 @@ class AntMazeEnv(MazeEnv):
     cell_size = 4.0
     goal_offset = 0.0
 
-    def __init__(self, maze, **kwargs):
+    def __init__(self, maze, fixed_goal=False, **kwargs):
+        self.fixed_goal = fixed_goal  # keep the goal of the first episode, as D4RL does in training
         rows, columns = len(maze.split()), len(maze.split()[0])
         middle = np.array([(columns - 3) / 2, (rows - 3) / 2, 0.0]) * self.cell_size
         camera = {"lookat": middle, "distance": 5.5 * columns, "elevation": -70.0, "azimuth": 90.0}
@@ -268,8 +275,9 @@ class AntMazeEnv(MazeEnv):
         return np.concatenate([self.data.qpos[:15], self.data.qvel[:14]])
 
     def reset_model(self):
-        self.goal = self.position(self.cells("g")[0])
-        self.goal += self.np_random.uniform(0, 1, size=2) + self.np_random.uniform(0, 0.5, size=2)
+        if not (self.fixed_goal and self.goal.any()):
+            self.goal = self.position(self.cells("g")[0]) + self.np_random.uniform(0, 1, size=2)
+            self.goal += self.np_random.uniform(0, 0.5, size=2)
         self.show_goal()
         qpos = self.init_qpos + self.np_random.uniform(-0.1, 0.1, size=self.model.nq)
         self.set_state(qpos, self.init_qvel + 0.1 * self.np_random.standard_normal(self.model.nv))
@@ -318,119 +326,203 @@ def make_hand(task, **kwargs):
 
 for _name, _task in TASKS.items():
     gym.register(
-        _name, _task.entry_point, max_episode_steps=_task.horizon, kwargs=dict(_task.kwargs)
+        _name,
+        _task.entry_point,
+        max_episode_steps=_task.max_episode_steps,
+        kwargs=dict(_task.kwargs),
     )
 
 
-# --- Data ---
+# --- Datasets ---
+
+
+def file_path(name):
+    """Where D4RL keeps the file of a dataset: in $D4RL_DATASET_DIR, or ~/.d4rl/datasets."""
+    if name == TINY:
+        return Path(__file__).resolve().parent / "datasets" / TASKS[name].path
+    directory = os.environ.get("D4RL_DATASET_DIR") or Path.home() / ".d4rl" / "datasets"
+    return Path(directory) / Path(TASKS[name].path).name
 
 
 def find(name):
-    """The file of this data set, if it is where it belongs, or None."""
-    path = place(name) if name in TASKS else None
-    return path if path and path.is_file() else None
+    """Path of the dataset's file, downloaded if it is missing.
 
-
-def place(name):
-    """Where the file of this data set belongs: in $D4RL_DATASET_DIR or ~/.d4rl/datasets."""
-    folder = os.environ.get("D4RL_DATASET_DIR") or Path.home() / ".d4rl" / "datasets"
-    if name == TINY:
-        folder = Path(__file__).resolve().parent / "datasets"
-    return Path(folder) / Path(TASKS[name].path).name
-
-
-def made_by(path):
-    """The script that made a file; None if the file does not say, as D4RL's do not."""
-    with h5py.File(path) as file:
-        return file.attrs.get("made_by")
-
-
-def missing(name):
-    """What to do about a file that is not there ("" if the name is none of D4RL's)."""
-    if name not in TASKS:
-        return ""
-    task, file = TASKS[name], place(name)
-    if name == TINY:
-        return f"{name}: no file {file}\n  make it: python {file.parent}/make_maze2d.py --tiny"
-    fetch = f"mkdir -p {file.parent} && curl -o {file} {ADDRESS}{task.path}"
-    other = f"\n  or use Minari's data instead: --env-id {task.minari}" if task.minari else ""
-    return f"{name}: no file {file}\n  fetch it: {fetch}{other}"
-
-
-def load(name, path=None, clip=True):
-    """D4RL's file as transitions (observations, actions, rewards, next_observations, terminals).
-
-    Also `episode_returns`, of the file's episodes. The file has no next observations: the row after
-    a row is its successor, unless the row ends an episode; the last row before a time limit or the
-    end of the file has none, and is left out. Actions are clipped to [-1, 1].
+    Returns None, with a warning, if the download fails and Minari has a similar dataset.
     """
     if name not in TASKS:
-        near = ", ".join(difflib.get_close_matches(name, TASKS, cutoff=0))
-        raise ValueError(f"{name}: not a data set of D4RL's (the nearest: {near})")
+        nearest = ", ".join(difflib.get_close_matches(name, TASKS, cutoff=0))
+        raise ValueError(f"{name}: not a D4RL dataset. Did you mean {nearest}?")
+    path, task = file_path(name), TASKS[name]
+    if path.is_file():
+        return path
+    if name == TINY:
+        raise FileNotFoundError(f"{path} is missing: python -m tools.make_maze2d --tiny")
+    try:
+        download(BASE_URL + task.path, path)
+    except (OSError, http.client.HTTPException) as error:
+        reason = f"{name}: cannot download {BASE_URL + task.path} to {path} ({error})"
+        if not task.minari:
+            raise OSError(reason) from None
+        warning = "other data, for mazes other physics, scores not comparable with the paper"
+        print(f"WARNING: {reason}. Using Minari's {task.minari}: {warning}.", file=sys.stderr)
+        return None
+    return path
+
+
+def download(url, path):
+    """Writes to a temporary file and renames it when it is complete and an HDF5 file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with urllib.request.urlopen(url, timeout=60) as response, open(temporary, "wb") as file:
+            size = int(response.headers.get("Content-Length") or 0)
+            with tqdm(desc=path.name, total=size, unit="B", unit_scale=True, disable=None) as bar:
+                while chunk := response.read(2**20):
+                    file.write(chunk)
+                    bar.update(len(chunk))
+        received = temporary.stat().st_size
+        if size and received != size:
+            raise OSError(f"incomplete, {received} of {size} bytes")
+        if not h5py.is_hdf5(temporary):
+            raise OSError("not an HDF5 file")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load(name, path=None):
+    """D4RL's file as (data, metadata), where data has the keys of d4rl.qlearning_dataset.
+
+    The same transitions as in the authors' code: those of qlearning_dataset (next observations are
+    the next rows, rows marked as timeouts and the last row are left out), for antmaze-v0 without
+    jumps, and for maze2d with dones where the goal is left.
+    """
     path = Path(path) if path else find(name)
-    if path is None or not path.is_file():
-        raise FileNotFoundError(missing(name) if path is None else f"{name}: no file {path}")
+    if path is None:
+        raise FileNotFoundError(f"{name}: no file {file_path(name)}")
+    (obs, actions, rewards, terminals, timeouts), made_by = read_file(name, path)
+    task = TASKS[name]
+    returns = episode_returns(name, obs, rewards, terminals, timeouts)
+    next_obs, dones, keep = obs[1:], terminals[:-1], ~timeouts[:-1]
+    obs, actions, rewards = obs[:-1], actions[:-1], rewards[:-1]
+    if name.startswith("antmaze") and name.endswith("-v0"):
+        # The timeouts of these files are not where the episodes end: an ant that jumps was reset.
+        keep &= ~jumps(obs, next_obs)
+    if "maze2d" in name:  # the controller had other goals, so the files have no terminals
+        maze = task.kwargs["maze"].split()
+        goal = next((i, row.index("G")) for i, row in enumerate(maze) if "G" in row)
+        at_goal, next_at_goal = (
+            np.linalg.norm(x[:, :2] - np.array(goal), axis=1) <= 0.5 for x in (obs, next_obs)
+        )
+        dones = at_goal & ~next_at_goal
+    if not keep.any():
+        raise ValueError(f"{path}: no transitions")
+    columns = (obs, actions, rewards, next_obs, dones)
+    keys = ("observations", "actions", "rewards", "next_observations", "terminals")
+    data = {key: column[keep] for key, column in zip(keys, columns, strict=True)}
+    metadata = {
+        "dataset": name,
+        "source": made_by or "d4rl",
+        # The antmaze results of the paper are for -v0.
+        "comparable_with_paper": not (made_by or re.fullmatch("antmaze.*-v2", name)),
+        "transitions": int(keep.sum()),
+        "episodes": len(returns),
+        "mean_return": float(returns.mean()),
+        "ref_min_score": task.ref_min_score,
+        "ref_max_score": task.ref_max_score,
+        "environment": name,
+    }
+    if name.startswith("antmaze"):
+        metadata["train_env_kwargs"] = {"fixed_goal": True}
+    return data, metadata
+
+
+def jumps(obs, next_obs):
+    """Where (x, y) moves by more than 0.5 in one step, which only a reset does."""
+    return np.linalg.norm(next_obs[:, :2] - obs[:, :2], axis=1) > 0.5
+
+
+def episode_returns(name, obs, rewards, terminals, timeouts):
+    """Returns of the episodes in a file, comparable with those of an evaluation."""
+    lasts = terminals | timeouts
+    if "maze2d" in name:  # one long trajectory: cut it into lengths of evaluation episodes
+        max_steps = TASKS[name].max_episode_steps
+        lasts = np.arange(1, len(obs) + 1) % max_steps == 0
+    if name.startswith("antmaze"):  # terminals come in clusters: an episode ends with a reset
+        lasts = timeouts.copy()
+        lasts[:-1] |= jumps(obs[:-1], obs[1:])
+    lasts[-1] = True
+    starts = np.concatenate([[0], np.flatnonzero(lasts)[:-1] + 1])
+    if name.startswith("antmaze"):
+        return np.maximum.reduceat(rewards, starts)  # 1 if the goal was reached
+    return np.add.reduceat(rewards.astype(np.float64), starts)
+
+
+def read_file(name, path):
+    """The five arrays of D4RL's file, checked, and the program that made it (None for D4RL)."""
+    dtypes = {"observations": "f4", "actions": "f4", "rewards": "f4"}
+    dtypes |= {"terminals": bool, "timeouts": bool}
+    env = gym.make(gym.spec(name))
+    shapes = {"observations": env.observation_space.shape, "actions": env.action_space.shape}
+    columns = []
     try:
         with h5py.File(path) as file:
-            wanted = ("observations", "actions", "rewards", "terminals", "timeouts")
-            data = {key: file[key][()] for key in wanted if isinstance(file.get(key), h5py.Dataset)}
-            found = sorted(file)
+            made_by = file.attrs.get("made_by")
+            for key in dtypes:
+                if not isinstance(file.get(key), h5py.Dataset):
+                    raise ValueError(f"{path}: no '{key}' (found: {', '.join(file) or 'nothing'})")
+                columns.append(np.asarray(file[key][()]))
     except OSError as error:
         raise ValueError(f"{path}: not a readable HDF5 file ({error})") from None
-    _check(path, data, wanted, found)
-
-    obs, actions = data["observations"].astype(np.float32), data["actions"].astype(np.float32)
-    rewards = data["rewards"].astype(np.float32).reshape(-1)
-    terminals, timeouts = (data[key].astype(bool).reshape(-1) for key in ("terminals", "timeouts"))
-    maze2d = TASKS[name].entry_point == "d4rl_tasks:Maze2dEnv"
-    if maze2d:
-        terminals = np.zeros_like(terminals)  # where the collector chose a new target, no end
-    ends = terminals | timeouts
-    ends[-1] = True
-    lasts = ends.copy()
-    if maze2d:  # the data never ends: what it collects is told by evaluation episodes' lengths
-        lasts[TASKS[name].horizon - 1 :: TASKS[name].horizon] = True
-    episode_returns = np.add.reduceat(
-        rewards.astype(np.float64), np.concatenate([[0], np.flatnonzero(lasts)[:-1] + 1])
-    )
-    successors = np.minimum(np.arange(len(obs)) + 1, len(obs) - 1)
-    successors[terminals] = np.flatnonzero(terminals)  # after a terminal nothing counts: itself
-    keep = terminals | ~ends
-    if name.startswith("antmaze") and name.endswith("-v0"):
-        # The flags of these files are out of step with the ends: an ant that jumps was reset.
-        keep &= np.linalg.norm(obs[successors, :2] - obs[:, :2], axis=1) <= 0.5
-    if maze2d:
-        # The data never ends; as the authors do, leaving the goal is taken for the end.
-        rows = TASKS[name].kwargs["maze"].split()
-        goal = next((i, row.index("G")) for i, row in enumerate(rows) if "G" in row)
-        inside = np.linalg.norm(obs[:, :2] - np.array(goal), axis=1) <= 0.5
-        terminals = inside & ~inside[successors]
-    if not keep.any():
-        raise ValueError(f"{path}: no transitions in it")
-    return {
-        "observations": obs[keep],
-        "actions": actions[keep].clip(-1, 1) if clip else actions[keep],
-        "rewards": rewards[keep],
-        "next_observations": obs[successors[keep]],
-        "terminals": terminals[keep].astype(np.float32),
-        "episode_returns": episode_returns,
-    }
+    rows = len(columns[0])
+    for i, (key, dtype) in enumerate(dtypes.items()):
+        column, shape = columns[i], (rows, *shapes.get(key, ()))
+        if not shapes.get(key) and column.shape == (rows, 1):
+            column = column[:, 0]
+        if column.shape != shape or rows == 0:
+            raise ValueError(
+                f"{path}: '{key}' has shape {column.shape}, expected {shape} for {name}"
+            )
+        finite = np.isfinite(column.astype(np.float64)).reshape(rows, -1).all(axis=1)
+        if not finite.all():
+            raise ValueError(f"{path}: '{key}' is not finite in row {finite.argmin()}")
+        columns[i] = column.astype(dtype)
+    return columns, made_by
 
 
-def _check(path, data, wanted, found):
-    for key in wanted:
-        if key not in data:
-            raise ValueError(f"{path}: no key '{key}' (there are: {', '.join(found) or 'none'})")
-        dimensions = 2 if key in ("observations", "actions") else 1
-        values, rows = data[key], len(data["observations"])
-        if values.ndim == 2 and dimensions == 1 and values.shape[1] == 1:
-            values = values[:, 0]
-        if values.ndim != dimensions:
-            raise ValueError(f"{path}: key '{key}' has shape {values.shape}, not {dimensions} axes")
-        if len(values) != rows:
-            raise ValueError(f"{path}: key '{key}' has {len(values)} rows, 'observations' {rows}")
-        if rows == 0:
-            raise ValueError(f"{path}: key '{key}' is empty")
-        bad = np.flatnonzero(~np.isfinite(values.reshape(rows, -1).astype(np.float64)).all(axis=1))
-        if len(bad):
-            raise ValueError(f"{path}: key '{key}' has {len(bad)} rows not finite, first {bad[0]}")
+# --- For the scripts ---
+
+
+def load_dataset(name, load_minari):
+    """Transitions, metadata and a function that makes an environment. Exits with one line."""
+    try:
+        path = find(name)
+        if path is None:
+            return load_minari(TASKS[name].minari)
+        data, metadata = load(name, path)
+    except (OSError, ValueError) as error:
+        sys.exit(str(error))
+    # With its spec, gym.make does not warn that antmaze-*-v0 is out of date.
+    return data.values(), metadata, partial(gym.make, gym.spec(name))
+
+
+def adapt_minari(data, metadata, env_kwargs):
+    """For D4RL's tasks in Minari: D4RL's score references and time limits, the goals of mazes."""
+    ids, env_id = metadata["dataset"].split(","), metadata["environment"]
+    same = [task for task in TASKS.values() if ids[0] in task.minari.split(",")]
+    if ids[0].startswith("mujoco/"):
+        same = [task for task in TASKS.values() if task.minari.startswith(ids[0].rsplit("/", 1)[0])]
+    if same:
+        metadata["ref_min_score"] = same[0].ref_min_score
+        metadata["ref_max_score"] = same[0].ref_max_score
+        env_kwargs["max_episode_steps"] = same[0].max_episode_steps
+    if "Maze" not in env_id:
+        return data
+    # Minari's time limit of pointmaze is the length of the whole dataset.
+    env_kwargs["max_episode_steps"] = min(env_kwargs["max_episode_steps"], 1000)
+    # As in D4RL: an ant's episode ends at the goal, a point collects rewards there.
+    env_kwargs |= {"continuing_task": env_id.startswith("PointMaze"), "reset_target": False}
+    # Minari's evaluation map of the ant's umaze is not the map of its dataset.
+    env_kwargs["eval_env"] = not env_id.startswith("AntMaze_UMaze")
+    metadata["goal_is_terminal"] = "Dense" not in env_id
+    return data._replace(dones=data.rewards > 0) if metadata["goal_is_terminal"] else data

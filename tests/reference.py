@@ -1,4 +1,6 @@
-"""What the tests compare the batched ensemble with."""
+"""Slow or separate versions of the scripts' code, for comparison."""
+
+from functools import partial
 
 import torch
 from torch import nn
@@ -17,3 +19,12 @@ def separate_critics(critics):
             layers += [linear, nn.ReLU()]
         copies.append(nn.Sequential(*layers[:-1]))
     return copies
+
+
+def make_optimizers(agent, args):
+    """The optimizers of a script's main program."""
+    parameters = {"critics": agent.critics.parameters(), "actor": agent.actor.parameters()}
+    if hasattr(agent, "log_alpha"):
+        parameters["alpha"] = [agent.log_alpha]
+    adam = partial(torch.optim.Adam, lr=args.learning_rate, fused=True)
+    return {name: adam(part) for name, part in parameters.items()}

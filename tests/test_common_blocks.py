@@ -7,26 +7,11 @@ import pytest
 from conftest import ROOT
 
 # What differs between TD3-BC-N and SAC-BC-N ...
-ALGORITHM = {"Args", "Task", "TASKS", "Policy", "sample", "log_prob", "Agent", "critic_loss"}
-ALGORITHM |= {"policy_loss", "alpha_loss", "make_optimizers", "update", "explore"}
-# ... and between offline and online. Everything else is the same, byte for byte.
-ONLINE = {
-    "Args",
-    "Task",
-    "TASKS",
-    "TINY_RUN",
-    "restore",
-    "parse_args",
-    "explore",
-    "beta_at",
-    "collect",
-    "sample_batch",
-}
-ONLINE |= {"ReplayBuffer", "Recorder", "stability", "load_data", "no_data"}
-ONLINE |= {"env_state", "set_env_state", "resume_online"}
-ONLINE |= {"from dataclasses import dataclass", "from dataclasses import dataclass, replace"}
-ONLINE |= {"from minari.data_collector.episode_buffer import EpisodeBuffer"}
-ONLINE |= {"from minari.dataset.minari_dataset import parse_dataset_id"}
+ALGORITHM = {"Args", "TASK_DEFAULTS", "INHERITED", "Actor", "Agent", "critic_loss", "actor_loss"}
+ALGORITHM |= {"alpha_loss", "update"}
+# ... and between offline and online. All other blocks are the same, byte for byte.
+ONLINE = {"Args", "ANTMAZE", "ADROIT", "TINY", "TASK_DEFAULTS", "INHERITED", "beta_schedule"}
+ONLINE |= {"ReplayBuffer", "load_env", "set_statistics", "ensemble_statistics", "parse_args"}
 PAIRS = [
     ("td3_bc_n", "sac_bc_n", ALGORITHM),
     ("finetune_td3_bc_n", "finetune_sac_bc_n", ALGORITHM),
@@ -40,11 +25,11 @@ def blocks(script):
     text = (ROOT / f"{script}.py").read_text()
     lines, found, end = text.splitlines(), {}, 0
     for node in ast.parse(text).body:
-        name = getattr(node, "name", None) or ast.unparse(getattr(node, "targets", [node])[0])
+        target = getattr(node, "targets", [getattr(node, "target", node)])[0]
+        name = getattr(node, "name", None) or ast.unparse(target)
         name = "__main__" if isinstance(node, ast.If) else name.splitlines()[0]
         name = name if end else "__doc__"
-        assert name not in found
-        found[name] = "\n".join(lines[end : node.end_lineno])
+        found[name] = found.get(name, "") + "\n".join(lines[end : node.end_lineno])
         end = node.end_lineno
     return found
 
@@ -67,30 +52,28 @@ def test_common_blocks_are_identical_and_in_the_same_order(one, other, different
 
 
 @pytest.mark.parametrize(("one", "other"), [pair[:2] for pair in PAIRS[:2]])
-def test_the_main_programs_differ_in_the_policys_turn_and_the_target_entropy(one, other):
+def test_the_main_programs_of_td3_and_sac_differ_in_a_few_lines(one, other):
+    """Delayed actor updates in TD3, the optimizer of alpha and the sampled action in SAC."""
     changed = changed_lines(blocks(one)["__main__"], blocks(other)["__main__"])
-    assert [line for line in changed if line[0] == "-"] == [
-        "- def learn(policy_turn):",
-        "- return update(agent, optimizers, batch, beta, policy_turn, args)",
-        "- losses |= learn(step % args.policy_frequency == 0)",
-    ]
-    assert [line for line in changed if line[0] == "+"] == [
-        "+ if args.target_entropy is None:",
-        "+ args.target_entropy = -float(data[1].shape[1])",
-        "+ def learn():",
-        "+ return update(agent, optimizers, batch, beta, args)",
-        "+ losses |= learn()",
-    ]
+    assert len(changed) <= 20
 
 
-@pytest.mark.parametrize(("one", "other"), [pair[:2] for pair in PAIRS[2:]])
-def test_the_main_programs_of_offline_and_online_share_most_lines(one, other):
-    offline, online = blocks(one)["__main__"], blocks(other)["__main__"]
-    removed = [line for line in changed_lines(offline, online) if line[0] == "-"]
-    assert len(removed) < len(offline.splitlines()) / 4
+@pytest.mark.parametrize(
+    ("one", "other", "limit"),
+    [
+        ("td3_bc_n", "sac_bc_n", 130),
+        ("finetune_td3_bc_n", "finetune_sac_bc_n", 130),
+        ("td3_bc_n", "finetune_td3_bc_n", 240),
+        ("sac_bc_n", "finetune_sac_bc_n", 240),
+    ],
+)
+def test_a_diff_of_two_scripts_is_short(one, other, limit):
+    a, b = ((ROOT / f"{script}.py").read_text().splitlines() for script in (one, other))
+    diff = list(difflib.unified_diff(a, b, n=0))[2:]
+    assert sum(line[0] in "+-" for line in diff) <= limit
 
 
-@pytest.mark.parametrize("block", ["Args", "Task", "Agent", "critic_loss"])
+@pytest.mark.parametrize("block", ["Args", "Agent", "critic_loss"])
 def test_inside_the_algorithm_too_most_lines_are_shared(block):
     td3, sac = blocks("td3_bc_n")[block], blocks("sac_bc_n")[block]
     assert len(changed_lines(td3, sac)) <= 12

@@ -1,9 +1,10 @@
-"""D4RL's tasks: physics, rewards, ends and files."""
+"""The tasks of D4RL: physics, rewards, terminations and datasets."""
 
-import re
 import subprocess
 import sys
+import threading
 import warnings
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import gymnasium as gym
 import mujoco
@@ -15,7 +16,7 @@ from gymnasium.utils.env_checker import check_env
 import d4rl_tasks
 from d4rl_tasks import TASKS, load, normalized_score
 
-#                name: (observation, action, horizon)
+#                name: (observation, action, max_episode_steps)
 SIZES = {
     "hopper": (11, 3, 1000),
     "halfcheetah": (17, 6, 1000),
@@ -39,7 +40,7 @@ def make(name, **kwargs):
         return gym.make(f"d4rl_tasks:{name}", **kwargs)
 
 
-def test_every_name_of_the_paper_and_no_other():
+def test_the_names_are_those_of_d4rl():
     kinds = ["random", "medium", "medium-replay", "medium-expert", "expert"]
     names = [f"{r}-{k}-v2" for r in ("hopper", "halfcheetah", "walker2d") for k in kinds]
     names += [f"maze2d-{size}-v1" for size in ("umaze", "medium", "large")]
@@ -54,19 +55,19 @@ def test_every_name_of_the_paper_and_no_other():
     names += [f"antmaze-{maze}-{v}" for maze in mazes for v in ("v0", "v2")]
     hands = ("pen", "hammer", "door", "relocate")
     names += [f"{hand}-{k}-v1" for hand in hands for k in ("human", "cloned", "expert")]
-    assert set(TASKS) == {*names, d4rl_tasks.TINY}, "and the data set that comes along"
+    assert set(TASKS) == {*names, d4rl_tasks.TINY}, "and the bundled dataset"
     assert len(names) == 42
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_shapes_bounds_and_horizon_of_every_task(name):
+def test_shapes_bounds_and_max_episode_steps_of_every_task(name):
     env = make(name)
     prefix = next(p for p in SIZES if name.removeprefix("tiny-").startswith(p))
-    observation_size, action_size, horizon = SIZES[prefix]
-    assert env.observation_space.shape == (observation_size,)
-    assert env.action_space.shape == (action_size,)
+    obs_dim, action_dim, max_episode_steps = SIZES[prefix]
+    assert env.observation_space.shape == (obs_dim,)
+    assert env.action_space.shape == (action_dim,)
     assert (env.action_space.low == -1).all() and (env.action_space.high == 1).all()
-    assert env.spec.max_episode_steps == horizon
+    assert env.spec.max_episode_steps == max_episode_steps
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check_env(env.unwrapped, skip_render_check=True, skip_close_check=True)
@@ -79,15 +80,15 @@ def test_episodes_end_at_the_time_limit_and_seeds_repeat(name):
     first, again, other = (env.reset(seed=seed)[0] for seed in (3, 3, 4))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
-    horizon = TASKS[name].horizon
+    max_episode_steps = TASKS[name].max_episode_steps
     action = np.zeros(env.action_space.shape, dtype=np.float32)
-    for step in range(horizon):
+    for step in range(max_episode_steps):
         *_, terminated, truncated, _ = env.step(action)
         assert not terminated
-        assert truncated == (step == horizon - 1)
+        assert truncated == (step == max_episode_steps - 1)
 
 
-def test_the_import_is_all_that_gymnasium_needs(tmp_path):
+def test_gymnasium_imports_the_module(tmp_path):
     code = "import gymnasium; print(gymnasium.make('d4rl_tasks:maze2d-umaze-v1').spec.id)"
     process = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -98,7 +99,7 @@ def test_the_import_is_all_that_gymnasium_needs(tmp_path):
 # --- AntMaze ---
 
 
-def test_the_ant_is_d4rls():
+def test_the_ant_is_that_of_d4rl():
     env = make("antmaze-umaze-v2").unwrapped
     model = env.model
     assert model.opt.timestep == 0.02 and env.frame_skip == 5 and env.dt == pytest.approx(0.1)
@@ -130,7 +131,7 @@ def test_the_ant_is_d4rls():
         ("antmaze-large-play-v2", (32, 24)),
     ],
 )
-def test_the_goal_is_drawn_anew_in_its_box_at_every_reset(name, cell):
+def test_the_goal_is_drawn_in_its_box_at_every_reset(name, cell):
     env = make(name).unwrapped
     env.reset(seed=0)
     goals = []
@@ -172,7 +173,7 @@ def test_the_goal_ends_an_antmaze_episode_and_an_overturned_ant_does_not():
     assert env.step(np.zeros(8, dtype=np.float32))[1:3] == (0.0, False)
 
 
-def test_a_fixed_rollout_of_the_ant_is_the_stored_one():
+def test_a_rollout_of_the_ant_equals_the_stored_one():
     stored = [0.040328, -0.247223, 0.683785, 0.990364, -0.01368, -0.027324, -0.135078, 0.470918]
     stored += [1.232256, 0.29076, -1.299668, -0.582842, -1.042947, -0.528865, 0.79901, 0.425722]
     stored += [-0.442699, -0.490339, 0.664669, 0.105332, -1.398613, 6.674023, -0.439471, -3.231507]
@@ -188,7 +189,7 @@ def test_a_fixed_rollout_of_the_ant_is_the_stored_one():
 # --- Maze2d ---
 
 
-def test_a_point_earns_one_for_every_step_within_half_a_cell_of_a_fixed_goal():
+def test_maze2d_has_reward_1_within_half_a_cell_of_a_fixed_goal():
     env = make("maze2d-umaze-v1")
     env.reset(seed=0)
     point = env.unwrapped
@@ -208,7 +209,7 @@ def test_a_point_earns_one_for_every_step_within_half_a_cell_of_a_fixed_goal():
             assert tuple(env.unwrapped.goal) == goal
 
 
-def test_the_point_is_d4rls():
+def test_the_point_is_that_of_d4rl():
     env = make("maze2d-medium-v1").unwrapped
     model = env.model
     assert model.opt.timestep == 0.01 and env.frame_skip == 1 and model.opt.iterations == 20
@@ -225,7 +226,7 @@ def test_the_point_is_d4rls():
     assert mass == pytest.approx(1000 * 4 / 3 * np.pi * 0.1**3)
 
 
-def test_a_push_by_hand():
+def test_one_step_of_maze2d_by_hand():
     """One Euler step of a damped mass: v' = v + dt (100 a - v) / (m + dt), damping implicit."""
     env = make("maze2d-umaze-v1").unwrapped
     env.reset(seed=0)
@@ -258,11 +259,11 @@ def test_a_point_starts_in_any_free_cell():
     np.testing.assert_allclose(starts[:, 2:].std(), 0.1, atol=0.01)
 
 
-# --- The hand ---
+# --- Adroit ---
 
 
 @pytest.mark.parametrize("task", ["door", "hammer", "relocate"])
-def test_the_hands_rewards_are_d4rls(task):
+def test_the_rewards_of_adroit_are_those_of_d4rl(task):
     """The distance of palm and object, from MuJoCo's sites, with D4RL's sign."""
     env = make(f"{task}-human-v1")
     env.reset(seed=0)
@@ -310,11 +311,11 @@ def test_a_dropped_pen_ends_the_episode():
     assert terminated, "shaken for 100 steps, the pen falls"
 
 
-# --- Pictures ---
+# --- Rendering ---
 
 
 @pytest.mark.parametrize("name", ["maze2d-medium-v1", "antmaze-umaze-v0", "door-human-v1"])
-def test_pictures_show_the_goal_and_change(name):
+def test_rendered_frames_show_the_goal_and_change(name):
     env = make(name, render_mode="rgb_array")
     env.reset(seed=0)
     if "maze" in name:
@@ -332,7 +333,7 @@ def test_pictures_show_the_goal_and_change(name):
     env.close()
 
 
-# --- Scores and files ---
+# --- Scores ---
 
 
 def test_scores():
@@ -342,91 +343,198 @@ def test_scores():
     assert normalized_score("pen-human-v1", 96.262799) == 0
 
 
+def test_score_references_and_time_limits():
+    references = {
+        "halfcheetah-medium-v2": (-280.178953, 12135.0, 1000),
+        "hopper-expert-v2": (-20.272305, 3234.3, 1000),
+        "walker2d-medium-v2": (1.629008, 4592.3, 1000),
+        "maze2d-umaze-v1": (23.85, 161.86, 300),
+        "maze2d-medium-v1": (13.13, 277.39, 600),
+        "maze2d-large-v1": (6.7, 273.99, 800),
+        "antmaze-umaze-v0": (0, 1, 700),
+        "antmaze-medium-play-v0": (0, 1, 1000),
+        "antmaze-large-play-v2": (0, 1, 1000),
+        "pen-human-v1": (96.262799, 3076.8331017826877, 100),
+        "hammer-human-v1": (-274.856578, 12794.134825156867, 200),
+        "door-human-v1": (-56.512833, 2880.5693087298737, 200),
+        "relocate-human-v1": (-6.425911, 4233.877797728884, 200),
+    }
+    for name, expected in references.items():
+        task = TASKS[name]
+        assert (task.ref_min_score, task.ref_max_score, task.max_episode_steps) == expected
+
+
+# --- Datasets: the transitions of the authors' code ---
+
+
+def slow_reference(name, file):
+    """d4rl.qlearning_dataset row by row, then the preprocessing in the authors' scripts."""
+    obs = file["observations"].astype(np.float32)
+    rows = []
+    for i in range(len(obs) - 1):  # never the last row
+        if file["timeouts"][i]:
+            continue
+        next_obs, done = obs[i + 1], bool(file["terminals"][i])
+        moved = np.sqrt(((next_obs[:2] - obs[i][:2]) ** 2).sum())
+        if name.startswith("antmaze") and name.endswith("-v0") and moved > 0.5:
+            continue
+        if "maze2d" in name:
+            goal = {"umaze": (1, 1), "medium": (6, 6), "large": (7, 9)}[name.split("-")[-2]]
+            inside, inside_next = (np.hypot(*(x[:2] - goal)) <= 0.5 for x in (obs[i], next_obs))
+            done = inside and not inside_next
+        rows.append((obs[i], file["actions"][i], file["rewards"][i], next_obs, done))
+    return [np.array(column, dtype=np.float32) for column in zip(*rows, strict=True)]
+
+
+def awkward_flags(rows, rng):
+    """Every case that a file may have, and then random ones."""
+    terminals, timeouts = np.zeros(rows, dtype=bool), np.zeros(rows, dtype=bool)
+    terminals[[5, 20, 21, 22, 31]] = True  # within a trajectory, a cluster, before a reset
+    timeouts[[12, 31, 40, 41, 43]] = True  # alone, with a terminal, trajectories of 0 and 1 rows
+    terminals[60:] = rng.random(rows - 60) < 0.05
+    timeouts[60:] = rng.random(rows - 60) < 0.05
+    terminals[-1] = timeouts[-1] = True  # flags on the last row
+    return terminals, timeouts
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("hopper-medium-v2", "halfcheetah-expert-v2", "walker2d-random-v2"),
+        *("maze2d-umaze-v1", "maze2d-medium-v1", "maze2d-large-v1", d4rl_tasks.TINY),
+        *("antmaze-umaze-v0", "antmaze-large-play-v0", "antmaze-medium-diverse-v2"),
+        *("pen-human-v1", "door-cloned-v1"),
+    ],
+)
+def test_load_gives_the_transitions_of_the_authors_code(name, tmp_path):
+    rows, rng = 400, np.random.default_rng(1)
+    prefix = next(p for p in SIZES if name.removeprefix("tiny-").startswith(p))
+    obs_dim, action_dim, _ = SIZES[prefix]
+    terminals, timeouts = awkward_flags(rows, rng)
+    observations = rng.normal(size=(rows, obs_dim))
+    if "maze" in name:  # a walk with jumps, with and without flags, around the goal
+        steps = rng.normal(scale=0.15, size=(rows, 2))
+        jumps = np.append(np.flatnonzero(timeouts), rng.integers(0, rows, 12)) % (rows - 1)
+        steps[jumps + 1] += 5 * rng.normal(size=(len(jumps), 2))
+        goals = {"umaze": (1, 1), "medium": (6, 6), "large": (7, 9)}
+        center = goals[name.split("-")[-2]] if "maze2d" in name else (0, 0)
+        observations[:, :2] = (np.cumsum(steps, axis=0) % 2) + np.array(center) - 1
+    path = tmp_path / "file.hdf5"
+    rewards = (rng.random(rows) < 0.2).astype(float)
+    file = write_d4rl_file(
+        path,
+        rows,
+        observations=observations,
+        actions=rng.uniform(-1, 1, (rows, action_dim)),
+        rewards=rewards,
+        terminals=terminals,
+        timeouts=timeouts,
+    )
+    data, metadata = load(name, path)
+    expected = slow_reference(name, file)
+    assert metadata["transitions"] == len(expected[0]) < rows - 15
+    for (key, column), reference in zip(data.items(), expected, strict=True):
+        np.testing.assert_array_equal(column.astype(np.float32), reference, err_msg=key)
+    if "antmaze" in name and name.endswith("-v0"):
+        moved = np.linalg.norm(
+            data["next_observations"][:, :2] - data["observations"][:, :2], axis=1
+        )
+        assert moved.max() <= 0.5
+    if "maze2d" in name:
+        assert expected[4].sum() > 3, "the goal was left"
+
+
 def flags(rows, *indices):
     flagged = np.zeros(rows, dtype=bool)
     flagged[list(indices)] = True
     return flagged
 
 
-def test_successors_never_cross_an_end_and_time_limits_have_none(tmp_path):
-    path = tmp_path / "file.hdf5"
-    data = write_d4rl_file(path, terminals=flags(20, 4), timeouts=flags(20, 11))
-    data = {key: value.astype("f4") for key, value in data.items()}
-    loaded = load("hopper-medium-v2", path)
-    # Row 11 ends by a time limit and row 19 with the file: their successors are not known.
-    kept = [i for i in range(20) if i not in (11, 19)]
-    np.testing.assert_array_equal(loaded["observations"], data["observations"][kept])
-    np.testing.assert_array_equal(loaded["rewards"], data["rewards"][kept])
-    np.testing.assert_array_equal(loaded["terminals"], [i == 4 for i in kept])
-    for row, i in enumerate(kept):
-        if i != 4:
-            np.testing.assert_array_equal(
-                loaded["next_observations"][row], data["observations"][i + 1]
-            )
-    assert len(loaded["episode_returns"]) == 3
-    expected = [data["rewards"][a:b].sum() for a, b in ((0, 5), (5, 12), (12, 20))]
-    np.testing.assert_allclose(loaded["episode_returns"], expected, rtol=1e-5)
-
-
-def test_actions_are_clipped(tmp_path):
-    path = tmp_path / "file.hdf5"
-    actions = np.zeros((20, 3))
-    actions[0] = [1.37, -1.2, 0.3]
-    write_d4rl_file(path, actions=actions)
-    np.testing.assert_allclose(load("hopper-medium-v2", path)["actions"][0], [1, -1, 0.3])
-
-
-def test_jumps_of_antmaze_v0_are_dropped(tmp_path):
-    """The flag says row 5, but the ant was reset after row 7."""
-    path = tmp_path / "file.hdf5"
+def test_false_goals_at_a_reset_are_dropped_from_antmaze_v0(tmp_path):
+    """D4RL marks a row as at the goal if the next row is, even across a reset (issue 199)."""
     observations = np.zeros((12, 29))
-    observations[:8, 0] = np.arange(8) * 0.3
-    observations[8:, 0] = -5.0
-    write_d4rl_file(
-        path, 12, observations=observations, actions=np.zeros((12, 8)), timeouts=flags(12, 5)
-    )
-    v0 = load("antmaze-umaze-v0", path)
-    moved = np.linalg.norm(v0["next_observations"][:, :2] - v0["observations"][:, :2], axis=1)
-    assert len(v0["rewards"]) == 12 - 3 and moved.max() <= 0.5  # less rows 5, 7 and 11
-    assert len(load("antmaze-umaze-v2", path)["rewards"]) == 12 - 2
-
-
-def test_leaving_the_goal_is_terminal_in_maze2d(tmp_path):
+    observations[6:, 0] = 8.0  # a reset after row 5, which is marked as terminal
     path = tmp_path / "file.hdf5"
-    observations = np.zeros((10, 4))
-    observations[:, 0] = 1.0
-    observations[:, 1] = [3.0, 2.0, 1.4, 1.0, 1.2, 2.0, 3.0, 1.3, 1.0, 1.0]
-    flagged = flags(10, 1)  # where the collector chose another target: not an end
+    rewards = flags(12, 5, 9).astype(float)
     write_d4rl_file(
-        path, 10, observations=observations, actions=np.zeros((10, 2)), terminals=flagged
+        path, 12, observations=observations, action_dim=8, rewards=rewards, terminals=rewards > 0
     )
-    loaded = load("maze2d-umaze-v1", path)
-    assert loaded["terminals"].tolist() == [i == 4 for i in range(9)]
-    np.testing.assert_allclose(loaded["next_observations"][:, 1], observations[1:, 1])
+    data, _ = load("antmaze-umaze-v0", path)
+    assert data["rewards"].sum() == 1 and len(data["rewards"]) == 10
+
+
+def test_a_row_that_is_terminal_and_a_timeout_is_dropped(tmp_path):
+    path = tmp_path / "file.hdf5"
+    write_d4rl_file(
+        path,
+        12,
+        observations=np.zeros((12, 29)),
+        action_dim=8,
+        terminals=flags(12, 4, 7),
+        timeouts=flags(12, 4),
+    )
+    data, _ = load("antmaze-umaze-v2", path)
+    assert len(data["rewards"]) == 10 and data["terminals"].sum() == 1
+
+
+def test_mean_returns_are_those_of_the_episodes_in_the_file(tmp_path):
+    path = tmp_path / "file.hdf5"
+    file = write_d4rl_file(path, terminals=flags(20, 4), timeouts=flags(20, 11))
+    _, metadata = load("hopper-medium-v2", path)
+    parts = [file["rewards"][a:b].sum() for a, b in ((0, 5), (5, 12), (12, 20))]
+    assert metadata["episodes"] == 3
+    assert metadata["mean_return"] == pytest.approx(np.mean(parts), rel=1e-5)
+
+
+def test_episodes_of_maze2d_have_the_length_of_evaluation_episodes(tmp_path):
+    """The published files mark reached targets in timeouts, which are not ends of episodes."""
+    path, rewards = tmp_path / "file.hdf5", np.zeros(700)
+    rewards[[10, 320, 330, 650]] = 1
+    write_d4rl_file(
+        path,
+        700,
+        observations=np.zeros((700, 4)),
+        action_dim=2,
+        rewards=rewards,
+        timeouts=flags(700, 91, 144, 230),
+    )
+    _, metadata = load("maze2d-umaze-v1", path)
+    assert (metadata["episodes"], metadata["mean_return"]) == (3, pytest.approx(4 / 3))
+    assert metadata["transitions"] == 700 - 3 - 1
+
+
+def test_episodes_of_antmaze_end_with_a_reset_and_succeed_once(tmp_path):
+    """Terminals come in clusters (D4RL issue 199): they are one success, not many episodes."""
+    observations = np.zeros((30, 29))
+    observations[10:, 0] = 5.0  # a reset without a flag
+    rewards = flags(30, 3, 4, 5, 25, 26).astype(float)
+    path = tmp_path / "file.hdf5"
+    write_d4rl_file(
+        path,
+        30,
+        observations=observations,
+        action_dim=8,
+        rewards=rewards,
+        terminals=rewards > 0,
+        timeouts=flags(30, 19),
+    )
+    _, metadata = load("antmaze-umaze-v0", path)
+    assert (metadata["episodes"], metadata["mean_return"]) == (3, pytest.approx(2 / 3))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"rewards": None},
-            r"no key 'rewards' \(there are: actions, observations, terminals, timeouts",
-        ),
-        ({"rewards": np.zeros(19)}, "key 'rewards' has 19 rows, 'observations' 20"),
-        ({"actions": np.zeros(20)}, r"key 'actions' has shape \(20,\)"),
-        (
-            {"observations": np.full((20, 11), np.nan)},
-            "key 'observations' has 20 rows not finite, first 0",
-        ),
-        (
-            {"rewards": np.where(np.arange(20) == 7, np.inf, 0)},
-            "'rewards' has 1 rows not finite, first 7",
-        ),
-        ({"rewards": None, "rewards/group": np.zeros(3)}, "no key 'rewards'"),
-        ({"observations": np.zeros((0, 11))}, "key 'observations' is empty"),
+        ({"rewards": None}, r"no 'rewards' \(found: actions, observations, terminals, timeouts"),
+        ({"rewards": np.zeros(19)}, r"'rewards' has shape \(19,\), expected \(20,\)"),
+        ({"actions": np.zeros(20)}, r"'actions' has shape \(20,\), expected \(20, 3\)"),
+        ({"observations": np.full((20, 11), np.nan)}, "'observations' is not finite in row 0"),
+        ({"rewards": np.where(np.arange(20) == 7, np.inf, 0)}, "'rewards' is not finite in row 7"),
+        ({"rewards": None, "rewards/group": np.zeros(3)}, "no 'rewards'"),
+        ({"observations": np.zeros((0, 11))}, r"'observations' has shape \(0, 11\)"),
     ],
 )
-def test_a_wrong_file_is_named_with_its_key(tmp_path, changes, message):
+def test_a_broken_file_is_reported_with_its_key(tmp_path, changes, message):
     path = tmp_path / "file.hdf5"
     write_d4rl_file(path, **changes)
     with pytest.raises(ValueError, match=message) as error:
@@ -436,65 +544,112 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path, changes, message):
 
 def test_a_file_of_one_row_has_no_transitions(tmp_path):
     write_d4rl_file(tmp_path / "file.hdf5", rows=1)
-    with pytest.raises(ValueError, match="no transitions in it"):
+    with pytest.raises(ValueError, match="no transitions"):
         load("hopper-medium-v2", tmp_path / "file.hdf5")
 
 
-def test_a_text_file_named_hdf5(tmp_path):
+def test_columns_with_one_number_per_row_may_have_two_axes(tmp_path):
     path = tmp_path / "file.hdf5"
-    path.write_text("<html>404 not found</html>")
+    file = write_d4rl_file(path, rewards=np.arange(20.0)[:, None])
+    np.testing.assert_array_equal(load("hopper-medium-v2", path)[0]["rewards"], np.arange(19.0))
+    assert file["rewards"].shape == (20, 1)
+
+
+@pytest.mark.parametrize("content", ["text", "half"])
+def test_a_file_that_is_not_hdf5(tmp_path, content):
+    path = tmp_path / "file.hdf5"
+    write_d4rl_file(path, rows=5000)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content == "half" else b"<p>")
     with pytest.raises(ValueError, match=r"file\.hdf5: not a readable HDF5 file"):
         load("hopper-medium-v2", path)
 
 
-def test_a_download_cut_short(tmp_path):
-    path = tmp_path / "file.hdf5"
-    write_d4rl_file(path, rows=5000)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(ValueError, match="not a readable HDF5 file"):
-        load("hopper-medium-v2", path)
-
-
-def test_a_missing_file_says_where_it_goes_and_how_it_gets_there(tmp_path, monkeypatch):
-    monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path))
-    assert d4rl_tasks.find("hopper-medium-v2") is None
-    with pytest.raises(FileNotFoundError) as error:
-        load("antmaze-large-diverse-v0")
-    name = "Ant_maze_hardest-maze_noisy_multistart_True_multigoal_True_sparse.hdf5"
-    address = f"http://rail.eecs.berkeley.edu/datasets/offline_rl/ant_maze_new/{name}"
-    assert f"curl -o {tmp_path / name} {address}" in str(error.value)
-    assert "--env-id D4RL/antmaze/large-diverse-v1" in str(error.value)
-    with pytest.raises(FileNotFoundError) as error:
-        load("hopper-random-v2")
-    assert "Minari" not in str(error.value)
-
-
 def test_files_are_found_in_their_two_places(tmp_path, monkeypatch):
-    home = tmp_path / "home" / ".d4rl" / "datasets"
-    elsewhere = tmp_path / "elsewhere"
-    for folder in (home, elsewhere):
+    home, other = tmp_path / "home" / ".d4rl" / "datasets", tmp_path / "other"
+    for folder in (home, other):
         folder.mkdir(parents=True)
         write_d4rl_file(folder / "hopper_medium-v2.hdf5")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv("D4RL_DATASET_DIR", raising=False)
     assert d4rl_tasks.find("hopper-medium-v2").parent == home
-    monkeypatch.setenv("D4RL_DATASET_DIR", str(elsewhere))
-    assert d4rl_tasks.find("hopper-medium-v2").parent == elsewhere
+    monkeypatch.setenv("D4RL_DATASET_DIR", str(other))
+    assert d4rl_tasks.find("hopper-medium-v2").parent == other
 
 
-def test_an_unknown_name_gets_the_nearest():
-    assert d4rl_tasks.find("hoper-medium-v2") is None
-    with pytest.raises(ValueError, match=r"hoper-medium-v2: not .* hopper-medium-v2"):
-        load("hoper-medium-v2")
+def test_without_the_bundled_file_the_command_that_writes_it_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(d4rl_tasks, "__file__", str(tmp_path / "d4rl_tasks.py"))
+    with pytest.raises(FileNotFoundError, match=r"python -m tools.make_maze2d --tiny"):
+        d4rl_tasks.find(d4rl_tasks.TINY)
 
 
-@pytest.mark.parametrize("name", sorted(set(TASKS) - {d4rl_tasks.TINY}))
-def test_addresses_and_counterparts(name):
-    task = TASKS[name]
-    assert re.fullmatch(
-        r"(gym_mujoco_v2|maze2d|ant_maze_new|ant_maze_v2|hand_dapg_v1)/[\w-]+\.hdf5", task.path
-    )
-    has_none = name.startswith(("hopper", "halfcheetah", "walker2d")) and (
-        "random" in name or "replay" in name
-    )
-    assert bool(task.minari) != has_none
+# --- Download ---
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A local HTTP server for hopper-medium-replay-v2, which has no Minari counterpart."""
+    write_d4rl_file(tmp_path / "source.hdf5", rows=5000)
+    content, mode = (tmp_path / "source.hdf5").read_bytes(), {"mode": "whole", "requests": []}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            mode["requests"].append(self.path)
+            if mode["mode"] == "forbidden":
+                return self.send_error(403)
+            body = b"<html>moved</html>" if mode["mode"] == "html" else content
+            self.send_response(200)
+            if mode["mode"] != "no length":
+                self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: len(body) // 2] if mode["mode"] == "cut" else body)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        monkeypatch.setattr(d4rl_tasks, "BASE_URL", f"http://127.0.0.1:{httpd.server_port}/")
+        monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path / "d4rl"))
+        yield mode, tmp_path / "d4rl", content
+        httpd.shutdown()
+
+
+@pytest.mark.parametrize("mode", ["whole", "no length"])
+def test_a_missing_file_is_downloaded_once(server, mode):
+    state, folder, content = server
+    state["mode"] = mode
+    data, metadata = load("hopper-medium-replay-v2")
+    assert len(data["rewards"]) == 4999 and metadata["source"] == "d4rl"
+    load("hopper-medium-replay-v2")
+    assert state["requests"] == ["/gym_mujoco_v2/hopper_medium_replay-v2.hdf5"]
+    assert [p.name for p in folder.iterdir()] == ["hopper_medium_replay-v2.hdf5"]
+    assert next(folder.iterdir()).read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason"),
+    [
+        ("cut", r"incomplete, \d+ of \d+ bytes"),
+        ("forbidden", "HTTP Error 403: Forbidden"),
+        ("html", "not an HDF5 file"),
+    ],
+)
+def test_a_failed_download_is_one_line_and_leaves_no_file(server, mode, reason, capsys):
+    state, folder, _ = server
+    state["mode"] = mode
+    name = "hopper-medium-replay-v2"
+    with pytest.raises(OSError, match=f"{name}: cannot download .*{reason}") as error:
+        d4rl_tasks.find(name)
+    assert "\n" not in str(error.value)
+    assert list(folder.iterdir()) == []
+    # With a counterpart in Minari, it is a warning.
+    assert d4rl_tasks.find("hopper-medium-v2") is None
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("WARNING: hopper-medium-v2: cannot download")
+    assert list(folder.iterdir()) == []
+
+
+def test_without_a_server_the_error_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path))
+    with pytest.raises(OSError, match=r"hopper-random-v2: cannot download .*refused"):
+        d4rl_tasks.find("hopper-random-v2")

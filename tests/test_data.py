@@ -1,4 +1,4 @@
-"""From a Minari data set to transitions, statistics and an evaluation environment."""
+"""From a Minari dataset to transitions, statistics and an evaluation environment."""
 
 import json
 import re
@@ -12,86 +12,150 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, collect, create, write_d4rl_file
+from minari.data_collector.episode_buffer import EpisodeBuffer
 
+import d4rl_tasks
 import sac_bc_n
 import td3_bc_n
-from td3_bc_n import Agent, Args, load_data
+from td3_bc_n import Agent, Args, Transitions, load_dataset, set_statistics
 
 SCRIPTS = [td3_bc_n, sac_bc_n]
+HOPPER = "mujoco/hopper/medium-v0"
 
 
 def stored_episodes(root, dataset_id):
     """The episodes as h5py reads them, in the order of their numbers."""
+    keys = ("rewards", "actions", "observations", "terminations")
     with h5py.File(root / dataset_id / "data/main_data.hdf5") as file:
         for i in range(len(file)):
-            yield {key: file[f"episode_{i}/{key}"][()] for key in ("rewards", "actions")} | {
-                "observations": file[f"episode_{i}/observations"][()],
-                "terminations": file[f"episode_{i}/terminations"][()],
-            }
+            yield {key: file[f"episode_{i}/{key}"][()] for key in keys}
 
 
-def test_transitions_have_their_true_successors_and_none_crosses_an_episode(datasets):
-    data, facts, _ = load_data("tests/hopper/random-v0")
-    obs, actions, rewards, next_obs, _ = data
+def test_next_observations_never_cross_an_episode(datasets):
+    data, metadata, _ = load_dataset(HOPPER)
     start = 0
-    for episode in stored_episodes(datasets, "tests/hopper/random-v0"):
+    for episode in stored_episodes(datasets, HOPPER):
         end = start + len(episode["rewards"])
-        observations = episode["observations"].astype(np.float32)
-        np.testing.assert_array_equal(obs[start:end], observations[:-1])
-        np.testing.assert_array_equal(next_obs[start:end], observations[1:])
-        np.testing.assert_allclose(actions[start:end], episode["actions"], atol=1e-6)
-        np.testing.assert_allclose(rewards[start:end], episode["rewards"], rtol=1e-6)
+        obs = episode["observations"].astype(np.float32)
+        np.testing.assert_array_equal(data.obs[start:end], obs[:-1])
+        np.testing.assert_array_equal(data.next_obs[start:end], obs[1:])
+        np.testing.assert_allclose(data.actions[start:end], episode["actions"], atol=1e-6)
+        np.testing.assert_allclose(data.rewards[start:end], episode["rewards"], rtol=1e-6)
         start = end
-    assert start == len(obs) == facts["transitions"]
+    assert start == len(data.obs) == metadata["transitions"]
     assert all(column.dtype == np.float32 for column in data)
 
 
-def test_a_fall_is_terminal_and_a_time_limit_is_not(datasets):
-    _, _, _, _, terminals = load_data("tests/hopper/random-v0")[0]
+def test_a_fall_is_done_and_a_time_limit_is_not(datasets):
+    dones = load_dataset(HOPPER)[0].dones
     lasts, start = [], 0
-    for episode in stored_episodes(datasets, "tests/hopper/random-v0"):
+    for episode in stored_episodes(datasets, HOPPER):
         start += len(episode["rewards"])
-        lasts.append((len(episode["rewards"]), terminals[start - 1]))
-    assert terminals.sum() == sum(last for _, last in lasts), "a terminal ends its episode"
+        lasts.append((len(episode["rewards"]), dones[start - 1]))
+    assert dones.sum() == sum(last for _, last in lasts), "dones are at the ends of episodes"
     assert any(last == 1 for _, last in lasts)
-    assert any(length == 18 and last == 0 for length, last in lasts), "the limit bootstraps"
+    assert any(length == 18 and last == 0 for length, last in lasts), "time limit"
 
 
-def test_episodes_are_read_in_the_order_of_their_numbers_and_data_sets_concatenated():
-    first, more = load_data("tests/hopper/random-v0")[0], load_data("tests/hopper/more-v0")[0]
-    both, facts, _ = load_data("tests/hopper/random-v0,tests/hopper/more-v0")
-    for a, b, joined in zip(first, more, both, strict=True):
+def test_datasets_separated_by_commas_are_concatenated():
+    medium, expert = load_dataset(HOPPER)[0], load_dataset("mujoco/hopper/expert-v0")[0]
+    both, metadata, _ = load_dataset(f"{HOPPER},mujoco/hopper/expert-v0")
+    for a, b, joined in zip(medium, expert, both, strict=True):
         np.testing.assert_array_equal(np.concatenate([a, b]), joined)
-    assert facts["episodes"] == 40
+    assert metadata["episodes"] == 40
 
 
-def test_facts_are_those_of_the_data(datasets):
-    facts = load_data("tests/hopper/random-v0")[1]
-    returns = [e["rewards"].sum() for e in stored_episodes(datasets, "tests/hopper/random-v0")]
-    assert facts["episodes"] == 30
-    assert facts["mean_return"] == pytest.approx(np.mean(returns))
-    assert facts["environment"] == "Hopper-v5, 1000 steps"
-    assert facts["comparable_with_the_paper"].startswith("no")
-    assert "Minari" in facts["source"]
+def test_metadata(datasets):
+    data, metadata, _ = load_dataset(HOPPER)
+    returns = [e["rewards"].sum() for e in stored_episodes(datasets, HOPPER)]
+    assert metadata == {
+        "dataset": HOPPER,
+        "source": "minari",
+        "comparable_with_paper": False,
+        "transitions": len(data.obs),
+        "episodes": 30,
+        "mean_return": pytest.approx(np.mean(returns)),
+        "ref_min_score": -20.272305,  # D4RL's, which Minari's mujoco datasets lack
+        "ref_max_score": 3234.3,
+        "environment": "Hopper-v5",
+    }
+    assert json.dumps(metadata)
 
 
-def test_actions_of_other_bounds_are_rescaled_for_the_data_and_for_the_environment(datasets):
-    data, _, make_env = load_data("tests/swing-v0")
+def test_a_task_not_in_the_paper_has_the_references_of_its_dataset():
+    metadata = load_dataset("tests/swing-v0")[1]
+    assert (metadata["ref_min_score"], metadata["ref_max_score"]) == (-400.0, 0.0)
+
+
+def test_actions_are_rescaled_in_the_data_and_in_the_environment(datasets):
+    data, _, make_env = load_dataset("tests/swing-v0")
     stored = np.concatenate([e["actions"] for e in stored_episodes(datasets, "tests/swing-v0")])
-    assert np.abs(stored).max() > 1.5, "Pendulum's torque is in +-2"
-    np.testing.assert_allclose(data[1], stored / 2, atol=1e-6)
+    assert np.abs(stored).max() > 1.5, "the torque of Pendulum is in [-2, 2]"
+    np.testing.assert_allclose(data.actions, stored / 2, atol=1e-6)
     env, plain = make_env(), gym.make("Pendulum-v1")
     env.reset(seed=0)
     plain.reset(seed=0)
-    np.testing.assert_allclose(
-        env.step(np.array([0.25], dtype=np.float32))[0], plain.step(np.array([0.5]))[0], rtol=1e-5
+    next_obs = env.step(np.array([0.25], dtype=np.float32))[0]
+    np.testing.assert_allclose(next_obs, plain.step(np.array([0.5]))[0], rtol=1e-5)
+
+
+def test_data_recorded_through_wrappers_has_the_spaces_of_the_wrapped_environment():
+    """Actions are rescaled by the bounds of the recorded environment, not of the inner one."""
+    env = gym.wrappers.RescaleAction(gym.make("Pendulum-v1", max_episode_steps=20), -1.0, 1.0)
+    buffers = collect(env, 2, seed=0)
+    create("tests/wrapped-v0", buffers, env)
+    data, _, make_env = load_dataset("tests/wrapped-v0")
+    np.testing.assert_allclose(data.actions[:20], buffers[0].actions, atol=1e-6)
+    replay = make_env()
+    replay.reset(seed=0)
+    next_obs, reward, *_ = replay.step(data.actions[0])
+    np.testing.assert_allclose(next_obs, data.next_obs[0], atol=1e-5)
+    assert reward == pytest.approx(data.rewards[0], rel=1e-4)
+
+
+def test_dict_observations_recorded_flat_are_loaded():
+    env = gym.wrappers.FlattenObservation(
+        gym.make("PointMaze_UMaze-v3", continuing_task=True, max_episode_steps=10)
     )
+    create("tests/flat-maze-v0", collect(env, 2, seed=0), env)
+    data, _, make_env = load_dataset("tests/flat-maze-v0")
+    assert data.obs.shape == (20, 8) and make_env().observation_space.shape == (8,)
 
 
-def test_unknown_task_takes_the_references_of_its_data_set():
-    facts = load_data("tests/swing-v0")[1]
-    assert (facts["random_return"], facts["expert_return"]) == (-400.0, 0.0)
-    assert "generic" in facts["task"]
+class UnsortedDictEnv(gym.Env):
+    """A dict observation whose keys are not in alphabetical order."""
+
+    observation_space = gym.spaces.Dict(
+        [("z", gym.spaces.Box(-9, 9, (2,))), ("a", gym.spaces.Box(-9, 9, (1,)))]
+    )
+    action_space = gym.spaces.Box(-1, 1, (1,))
+
+    def observation(self):
+        return {"z": np.array([1, 1], dtype="f4"), "a": np.array([5], dtype="f4")}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation(), {}
+
+    def step(self, action):
+        return self.observation(), 0.0, False, False, {}
+
+
+def test_dict_observations_have_the_order_of_the_environment():
+    """Minari sorts the keys of the space that it stores, the environment does not."""
+    gym.register("UnsortedDict-v0", UnsortedDictEnv, max_episode_steps=3)
+    gym.registry["UnsortedDict-v0"].entry_point = f"{__name__}:UnsortedDictEnv"
+    env = gym.make("UnsortedDict-v0")
+    create("tests/unsorted-v0", collect(env, 2, seed=0), env)
+    data, _, make_env = load_dataset("tests/unsorted-v0")
+    np.testing.assert_array_equal(data.obs[0], make_env().reset(seed=0)[0])
+
+
+def test_an_environment_with_other_observations_is_refused():
+    env, other = gym.make("Hopper-v5", max_episode_steps=5), gym.make("Walker2d-v5")
+    create("tests/mismatch-v0", collect(env, 1, seed=0), env, eval_env=other)
+    with pytest.raises(SystemExit, match=r"tests/mismatch-v0: Walker2d-v5 has other obs.* \(17,\)"):
+        load_dataset("tests/mismatch-v0")
 
 
 def test_actions_beyond_the_bounds_are_clipped():
@@ -99,112 +163,138 @@ def test_actions_beyond_the_bounds_are_clipped():
     buffers = collect(env, 2, seed=5)
     buffers[0].actions[0] = [1.37, -1.2, 0.5]
     create("tests/hopper/wild-v0", buffers, env)
-    actions = load_data("tests/hopper/wild-v0")[0][1]
-    np.testing.assert_allclose(actions[0], [1, -1, 0.5])
-    assert load_data("tests/hopper/wild-v0")[1]["clipped_actions"] == 1
+    np.testing.assert_allclose(load_dataset("tests/hopper/wild-v0")[0].actions[0], [1, -1, 0.5])
 
 
-@pytest.mark.parametrize("name", ["pointmaze", "antmaze"])
-def test_goal_observations_are_flattened_as_the_environment_does(datasets, name):
-    data, _, make_env = load_data(f"tests/{name}/umaze-v0")
+@pytest.mark.parametrize("name", ["D4RL/pointmaze/umaze-v2", "D4RL/antmaze/umaze-v1"])
+def test_dict_observations_are_flattened_as_in_the_environment(datasets, name):
+    data, _, make_env = load_dataset(name)
     env = make_env()
-    plain = env.unwrapped.observation_space
-    with h5py.File(datasets / f"tests/{name}/umaze-v0/data/main_data.hdf5") as file:
+    with h5py.File(datasets / name / "data/main_data.hdf5") as file:
         group = file["episode_0/observations"]
         for row in (0, 7):
             step = {key: group[key][row] for key in group}
-            expected = gym.spaces.flatten(plain, step)
-            np.testing.assert_allclose(data[0][row], expected, rtol=1e-6)
-            assert set(step["desired_goal"].astype("f4")) <= set(data[0][row]), "the goal is seen"
-    assert env.observation_space.shape == data[0].shape[1:]
+            expected = gym.spaces.flatten(env.unwrapped.observation_space, step)
+            np.testing.assert_allclose(data.obs[row], expected, rtol=1e-6)
+            assert set(step["desired_goal"].astype("f4")) <= set(data.obs[row]), "the goal is seen"
+    assert env.observation_space.shape == data.obs.shape[1:]
 
 
-def test_reaching_the_goal_of_an_antmaze_is_terminal_and_ends_an_evaluation(datasets):
-    data, _, make_env = load_data("tests/antmaze/umaze-v0")
-    np.testing.assert_array_equal(data[4], data[2] > 0)
-    assert data[4].sum() == 3
+def test_the_goal_of_an_antmaze_is_done_and_ends_an_evaluation_episode():
+    data, metadata, make_env = load_dataset("D4RL/antmaze/umaze-v1")
+    np.testing.assert_array_equal(data.dones, data.rewards > 0)
+    assert data.dones.sum() == 3 and metadata["goal_is_terminal"]
     env = make_env()
     assert env.unwrapped.continuing_task is False
     assert env.spec.max_episode_steps == 700
 
 
 def test_antmaze_is_evaluated_in_the_maze_of_its_data():
-    """Minari's evaluation map of antmaze-umaze is the mirror image of the data's."""
+    """The evaluation map of Minari's antmaze-umaze mirrors the map of the data."""
     mirrored = [[1, 1, 1, 1, 1], [1, 0, 0, "r", 1], [1, 0, 1, 1, 1], [1, 0, 0, "g", 1], [1] * 5]
     env = gym.make("AntMaze_UMaze-v4", continuing_task=True, max_episode_steps=5)
     evaluation = gym.make("AntMaze_UMaze-v4", continuing_task=True, maze_map=mirrored)
     create("tests/antmaze/umaze-v1", collect(env, 1, seed=0), env, eval_env=evaluation)
-    maze = load_data("tests/antmaze/umaze-v1")[2]().unwrapped.maze.maze_map
+    maze = load_dataset("tests/antmaze/umaze-v1")[2]().unwrapped.maze.maze_map
     assert maze == env.unwrapped.maze.maze_map != mirrored
 
 
-def test_a_float_for_a_time_limit_is_no_obstacle_to_a_task_we_do_not_know(datasets):
-    shutil.copytree(datasets / "tests/pointmaze/umaze-v0", datasets / "tests/points-v0")
-    env = load_data("tests/points-v0")[2]()
-    assert isinstance(env.spec.max_episode_steps, int) and env.spec.max_episode_steps == 10_000
-
-
-def test_a_point_collects_reward_at_a_goal_that_stays(datasets):
-    metadata = json.loads((datasets / "tests/pointmaze/umaze-v0/data/metadata.json").read_text())
-    assert re.search(r'"max_episode_steps": 1e6', metadata["env_spec"]), "Minari's float limit"
-    env = load_data("tests/pointmaze/umaze-v0")[2]()
+def test_a_point_collects_rewards_at_a_goal_that_stays(datasets):
+    metadata = json.loads((datasets / "D4RL/pointmaze/umaze-v2/data/metadata.json").read_text())
+    assert '"max_episode_steps": 1e6' in metadata["env_spec"], "a float, as in Minari"
+    env = load_dataset("D4RL/pointmaze/umaze-v2")[2]()
     assert env.spec.max_episode_steps == 300
     assert env.unwrapped.continuing_task is True and env.unwrapped.reset_target is False
     env.reset(seed=0)
     env.unwrapped.goal = env.unwrapped.point_env.data.qpos[:2].copy()
-    rewards = [env.step(np.zeros(2, dtype=np.float32))[1:3] for _ in range(5)]
-    assert rewards == [(1.0, False)] * 5
+    steps = [env.step(np.zeros(2, dtype=np.float32))[1:3] for _ in range(5)]
+    assert steps == [(1.0, False)] * 5
+
+
+def test_a_maze_not_in_the_paper_has_an_integer_time_limit(datasets):
+    shutil.copytree(datasets / "D4RL/pointmaze/umaze-v2", datasets / "tests/points-v0")
+    assert load_dataset("tests/points-v0")[2]().spec.max_episode_steps == 1000
+
+
+def test_a_dense_maze_has_no_terminal_goal():
+    env = gym.make("PointMaze_UMazeDense-v3", continuing_task=True, max_episode_steps=10)
+    create("D4RL/pointmaze/umaze-dense-v2", collect(env, 2, seed=0), env)
+    data, metadata, _ = load_dataset("D4RL/pointmaze/umaze-dense-v2")
+    assert (data.rewards > 0).all() and (data.dones == 0).all()
+    assert metadata["ref_max_score"] == 100.0, "the references of the sparse task are others"
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_states_are_normalised_by_the_statistics_of_the_whole_data_set(script):
-    data = script.load_data("tests/hopper/random-v0")[0]
-    agent = script.Agent(11, 3, Args())
-    agent.fit_statistics(data[0], data[2], script.Args())
-    np.testing.assert_allclose(agent.obs_mean, data[0].astype("f8").mean(0), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(agent.obs_std, data[0].astype("f8").std(0) + 1e-3, rtol=1e-5)
-    normalised = agent.normalize(torch.as_tensor(data[0]))
-    by_hand = (data[0] - data[0].mean(0)) / (data[0].std(0) + 1e-3)
-    np.testing.assert_allclose(normalised, by_hand, atol=1e-3)
-    # An evaluation normalises by the same numbers, which travel in the state_dict.
-    expected = agent.policy(normalised[:5]).detach().numpy()
-    np.testing.assert_allclose(agent.act(data[0][:5]), expected, atol=1e-6)
-    other = script.Agent(11, 3, Args())
+def test_states_are_normalized_by_the_statistics_of_the_whole_dataset(script):
+    data = script.load_dataset(HOPPER)[0]
+    agent = script.Agent(11, 3, script.Args())
+    script.set_statistics(agent, data, script.Args())
+    np.testing.assert_allclose(agent.obs_mean, data.obs.astype("f8").mean(0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(agent.obs_std, data.obs.astype("f8").std(0) + 1e-3, rtol=1e-5)
+    normalized = agent.normalize(data.obs)
+    by_hand = (data.obs - data.obs.mean(0)) / (data.obs.std(0) + 1e-3)
+    np.testing.assert_allclose(normalized, by_hand, atol=1e-3)
+    # Evaluation uses the same statistics, which are part of the state_dict.
+    expected = agent.actor(normalized[:5]).detach().numpy()
+    np.testing.assert_allclose(agent.act(data.obs[:5]), expected, atol=1e-6)
+    other = script.Agent(11, 3, script.Args())
     other.load_state_dict(agent.state_dict())
-    np.testing.assert_array_equal(other.act(data[0][:5]), agent.act(data[0][:5]))
+    np.testing.assert_array_equal(other.act(data.obs[:5]), agent.act(data.obs[:5]))
 
 
-def test_statistics_of_a_million_rows_keep_their_precision():
-    observations = np.full((1_000_000, 2), 1000.1, dtype=np.float32)  # one column would be summed
-    observations[::2] += 1  # pairwise by numpy, and be precise anyway
+def test_statistics_of_a_million_rows_are_precise():
+    obs = np.full((1_000_000, 2), 1000.1, dtype=np.float32)  # numpy sums one column pairwise,
+    obs[::2] += 1  # which is precise anyway; two columns are not
     agent = Agent(2, 1, Args())
-    agent.fit_statistics(observations, observations[:, 0], Args())
+    set_statistics(agent, Transitions(obs, None, obs[:, 0], obs, None), Args())
     np.testing.assert_allclose(agent.obs_mean, 1000.6, atol=1e-3)
     np.testing.assert_allclose(agent.obs_std, 0.501, atol=1e-3)
-
-
-def test_states_stay_as_they_are_without_normalisation():
-    agent = Agent(11, 3, Args())
-    agent.fit_statistics(np.random.rand(10, 11), np.random.rand(10), Args(normalize_states=False))
-    obs = torch.randn(3, 11)
-    assert torch.equal(agent.normalize(obs), obs)
 
 
 @pytest.mark.parametrize(
     ("transform", "expected"),
     [("raw", [0.0, 1.0, 5.0]), ("antmaze", [-2.0, 2.0, 18.0]), ("standardize", None)],
 )
-def test_rewards_are_transformed_as_the_task_says(transform, expected):
+def test_rewards_are_transformed_by_the_task(transform, expected):
     rewards = np.array([0.0, 1.0, 5.0], dtype=np.float32)
     expected = (rewards - 2) / np.sqrt(14 / 3) if expected is None else expected
-    agent = Agent(2, 1, Args())
-    agent.fit_statistics(np.zeros((3, 2)), rewards, Args(reward_transform=transform))
-    transitions = np.ones((3, 2)), np.ones((3, 1)), rewards, np.zeros((3, 2)), [False, True, False]
-    obs, actions, transformed, next_obs, terminals = agent.to_tensors(*transitions)
-    np.testing.assert_allclose(transformed, expected, rtol=1e-5)
-    np.testing.assert_allclose(obs, np.full((3, 2), 1000), rtol=1e-5)  # (1 - 0) / (0 + 0.001)
-    assert next_obs.eq(0).all() and actions.eq(1).all() and terminals.tolist() == [0, 1, 0]
-    assert all(x.dtype == torch.float32 for x in (obs, actions, transformed, next_obs, terminals))
+    agent, zeros = Agent(2, 1, Args()), np.zeros((3, 2), dtype=np.float32)
+    data = Transitions(zeros + 1, zeros[:, :1] + 1, rewards, zeros, [False, True, False])
+    set_statistics(agent, data._replace(obs=zeros), Args(reward_transform=transform))
+    batch = agent.preprocess(data)
+    np.testing.assert_allclose(batch.rewards, expected, rtol=1e-5)
+    np.testing.assert_allclose(batch.obs, np.full((3, 2), 1000), rtol=1e-5)  # (1 - 0) / (0 + 0.001)
+    assert batch.next_obs.eq(0).all() and batch.actions.eq(1).all()
+    assert batch.dones.tolist() == [0, 1, 0]
+    assert all(column.dtype == torch.float32 for column in batch)
+
+
+# --- D4RL names ---
+
+
+@pytest.fixture
+def d4rl_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_d4rl_name_uses_the_file_and_environment_of_d4rl(script, d4rl_dir):
+    stored = write_d4rl_file(d4rl_dir / "hopper_medium-v2.hdf5", rows=50)
+    data, metadata, make_env = script.load_dataset("hopper-medium-v2")
+    np.testing.assert_allclose(data.obs, stored["observations"][:-1], rtol=1e-6)
+    assert all(column.dtype == np.float32 for column in data)
+    assert (metadata["source"], metadata["environment"]) == ("d4rl", "hopper-medium-v2")
+    assert metadata["comparable_with_paper"] is True
+    assert type(make_env().unwrapped).__module__.endswith("hopper_v4")
+
+
+def test_antmaze_v2_is_not_comparable_with_the_paper(d4rl_dir):
+    for version, ending in {"v0": "sparse", "v2": "sparse_fixed"}.items():
+        name = f"Ant_maze_u-maze_noisy_multistart_False_multigoal_False_{ending}.hdf5"
+        write_d4rl_file(d4rl_dir / name, observations=np.zeros((20, 29)), action_dim=8)
+        metadata = load_dataset(f"antmaze-umaze-{version}")[1]
+        assert metadata["comparable_with_paper"] is (version == "v0")
 
 
 @pytest.mark.parametrize(
@@ -224,205 +314,146 @@ def test_rewards_are_transformed_as_the_task_says(transform, expected):
         ("relocate-cloned-v1", "D4RL/relocate/cloned-v2"),
     ],
 )
-def test_a_d4rl_name_without_its_file_asks_for_minaris_counterpart(name, ids, monkeypatch):
-    asked = []
+def test_if_the_download_fails_minari_is_used_with_a_warning(
+    name, ids, d4rl_dir, monkeypatch, capsys
+):
+    loaded = []
+    monkeypatch.setattr(td3_bc_n, "load_minari", lambda ids: loaded.append(ids) or sys.exit())
+    with pytest.raises(SystemExit):
+        load_dataset(name)
+    assert loaded == [ids]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"WARNING: {name}: cannot download")
+    assert f"Using Minari's {ids}" in line and "not comparable with the paper" in line
 
-    def load_dataset(dataset_id, download):
-        asked.append(dataset_id)
-        raise ConnectionError("no network")
 
-    monkeypatch.setattr("minari.load_dataset", load_dataset)
-    with pytest.raises(SystemExit, match=re.escape(ids.split(",")[0])) as error:
-        load_data(name)
-    assert "fetch it: " in str(error.value), "or D4RL's own file"
-    assert asked == ids.split(",")[:1]
+def test_medium_expert_of_minari_is_both_datasets(d4rl_dir):
+    _, metadata, _ = load_dataset("hopper-medium-expert-v2")
+    assert (metadata["episodes"], metadata["source"]) == (40, "minari")
+    assert metadata["comparable_with_paper"] is False
 
 
 @pytest.mark.parametrize("name", ["hopper-medium-replay-v2", "walker2d-random-v2"])
-def test_a_d4rl_name_without_file_or_counterpart_says_how_to_get_the_file(name, monkeypatch):
-    monkeypatch.setenv("D4RL_DATASET_DIR", "nowhere")
-    monkeypatch.setattr("minari.load_dataset", lambda *_, **__: pytest.fail("not Minari's"))
-    file = name.replace("-v2", "").replace("-", "_", 1).replace("-", "_")
-    with pytest.raises(SystemExit, match=f"no file nowhere/{file}-v2.hdf5\n  fetch it: .*curl"):
-        load_data(name)
+def test_without_file_and_counterpart_the_download_error_is_one_line(name, d4rl_dir):
+    with pytest.raises(SystemExit, match=rf"{name}: cannot download http.*\.hdf5 to {d4rl_dir}.*"):
+        load_dataset(name)
 
 
-def test_medium_expert_is_both_of_its_minari_data_sets(datasets):
-    env = gym.make("Hopper-v5", max_episode_steps=5)
-    create("mujoco/hopper/medium-v0", collect(env, 2, seed=0), env)
-    create("mujoco/hopper/expert-v0", collect(env, 3, seed=9), env)
-    assert load_data("hopper-medium-expert-v2")[1]["episodes"] == 5
-
-
-@pytest.fixture
-def d4rl_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path))
-    return tmp_path
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_d4rl_name_takes_d4rls_file_and_environment_if_the_file_is_there(script, d4rl_folder):
-    stored = write_d4rl_file(d4rl_folder / "hopper_medium-v2.hdf5", rows=50)
-    data, facts, make_env = script.load_data("hopper-medium-v2")
-    np.testing.assert_allclose(data[0], stored["observations"][:-1], rtol=1e-6)
-    assert all(column.dtype == np.float32 for column in data)
-    assert facts["source"] == str(d4rl_folder / "hopper_medium-v2.hdf5")
-    assert facts["environment"] == "hopper-medium-v2, 1000 steps"
-    assert facts["comparable_with_the_paper"].startswith("yes")
-    env = make_env()
-    assert type(env.unwrapped).__module__.endswith("hopper_v4")
-
-
-def test_antmaze_v2_is_not_the_papers_antmaze(d4rl_folder):
-    names = {"v0": "sparse", "v2": "sparse_fixed"}
-    for version, ending in names.items():
-        name = f"Ant_maze_u-maze_noisy_multistart_False_multigoal_False_{ending}.hdf5"
-        observations = np.zeros((20, 29))
-        write_d4rl_file(d4rl_folder / name, observations=observations, action_size=8)
-        facts = load_data(f"antmaze-umaze-{version}")[1]
-        assert facts["comparable_with_the_paper"][:3] == {"v0": "yes", "v2": "no:"}[version]
-
-
-def test_dataset_path_forces_a_file(d4rl_folder):
-    path = d4rl_folder / "somewhere.hdf5"
-    write_d4rl_file(path, rows=30)
-    assert load_data("hopper-expert-v2", str(path))[1]["transitions"] == 29
-
-
-@pytest.mark.parametrize(
-    ("env_id", "file", "message"),
-    [
-        ("hopper-expert-v2", "nowhere.hdf5", "no file .*nowhere.hdf5"),
-        ("tests/hopper/random-v0", "file.hdf5", "not a data set of D4RL's"),
-        (
-            "walker2d-expert-v2",
-            "file.hdf5",
-            r"shape \(11,\), where walker2d-expert-v2 has \(17,\)",
-        ),
-    ],
-)
-def test_a_file_that_does_not_fit_is_one_clear_line(d4rl_folder, env_id, file, message):
-    write_d4rl_file(d4rl_folder / "file.hdf5")
+def test_the_file_of_another_task_is_one_clear_line(d4rl_dir):
+    write_d4rl_file(d4rl_dir / "walker2d_expert-v2.hdf5")
+    message = r"'observations' has shape \(20, 11\), expected \(20, 17\) for walker2d-expert-v2"
     with pytest.raises(SystemExit, match=message):
-        load_data(env_id, str(d4rl_folder / file))
+        load_dataset("walker2d-expert-v2")
 
 
-@pytest.mark.parametrize("script", ["td3_bc_n", "sac_bc_n"])
-def test_one_file_copied_into_another_project_works(script, tmp_path):
+# --- Mistakes ---
+
+
+@pytest.mark.parametrize("script", ["td3_bc_n", "finetune_sac_bc_n"])
+def test_a_script_copied_alone_trains_on_minari_datasets(script, tmp_path):
     shutil.copy(ROOT / f"{script}.py", tmp_path)
-    arguments = [
-        "--env-id",
-        "tests/hopper/random-v0",
-        "--gradient-steps",
-        "2",
-        "--num-critics",
-        "2",
-    ]
-    command = [sys.executable, f"{script}.py", *arguments]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    assert list(tmp_path.glob(f"runs/*__{script}__1__*/result.json"))
-    process = subprocess.run(
-        [*command, "--dataset-path", "x.hdf5"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert process.returncode == 1 and "needs d4rl_tasks.py beside this script" in process.stderr
+
+    def alone(*arguments):
+        command = [sys.executable, f"{script}.py", "--num-critics", "2", *map(str, arguments)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    if script == "td3_bc_n":
+        done = alone("--env-id", HOPPER, "--gradient-steps", 2, "--run-name", "r")
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "runs/r/result.json").exists()
+        done = alone("--env-id", "D4RL/pointmaze/umaze-v2")
+        assert done.returncode == 1
+        assert "umaze-v2: Minari mazes need d4rl_tasks.py next to this script" in done.stderr
+        done = alone("--env-id", "hopper-medium-v2")
+        assert done.returncode == 1 and "D4RL datasets need d4rl_tasks.py" in done.stderr
+    else:
+        steps = ("--env-steps", 3, "--learning-starts", 20, "--run-name", "r")
+        done = alone("--env-id", "Hopper-v5", *steps)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "runs/r/result.json").exists()
 
 
 def broken_copy(datasets, name):
-    """A copy of the hopper's data set, to be broken."""
-    shutil.copytree(datasets / "tests/hopper/random-v0", datasets / name, dirs_exist_ok=True)
+    """A copy of the Hopper dataset, to be broken."""
+    shutil.copytree(datasets / HOPPER, datasets / name, dirs_exist_ok=True)
     return datasets / name / "data"
 
 
 @pytest.mark.parametrize(
-    ("key", "row", "word"),
-    [
-        ("rewards", 2, "reward"),
-        ("observations", 2, "observation"),
-        ("observations", -1, "successor"),
-    ],
+    ("key", "row"), [("rewards", 2), ("observations", 2), ("observations", -1)]
 )
-def test_values_that_are_not_finite_are_named(datasets, key, row, word):
-    name = f"tests/broken/{word}-v0"
+def test_values_that_are_not_finite_are_refused(datasets, key, row):
+    name = f"tests/broken/{key}{row}-v0".replace("-1", "last")
     with h5py.File(broken_copy(datasets, name) / "main_data.hdf5", "r+") as file:
-        first, length = (len(file[f"episode_{i}/rewards"]) for i in (0, 1))
         file[f"episode_1/{key}"][row] = np.nan
-    index = first + (row if row >= 0 else length - 1)
-    with pytest.raises(SystemExit, match=f"{name}: {word} {index} is not finite"):
-        load_data(name)
+    with pytest.raises(SystemExit, match=f"{name}: .*non-finite values"):
+        load_dataset(name)
 
 
-def test_an_episode_with_an_observation_too_few_is_one_clear_line(datasets):
+def test_an_episode_with_an_observation_too_few_is_refused(datasets):
     with h5py.File(broken_copy(datasets, "tests/broken/few-v0") / "main_data.hdf5", "r+") as file:
         shorter = file["episode_4/observations"][:-1]
         del file["episode_4/observations"]
         file["episode_4/observations"] = shorter
-    with pytest.raises(SystemExit, match="episode 4 has not one observation more than actions"):
-        load_data("tests/broken/few-v0")
+    with pytest.raises(SystemExit, match="columns of different lengths"):
+        load_dataset("tests/broken/few-v0")
 
 
-def test_data_of_two_environments_do_not_mix():
-    with pytest.raises(
-        SystemExit, match="not of one known environment, but of Hopper-v5, Pendulum-v1"
-    ):
-        load_data("tests/hopper/random-v0,tests/swing-v0")
+def test_datasets_of_two_environments_do_not_mix():
+    with pytest.raises(SystemExit, match="datasets of different environments"):
+        load_dataset(f"{HOPPER},tests/swing-v0")
 
 
-def test_a_dense_maze_is_another_task_and_has_no_terminal_goal():
-    env = gym.make("PointMaze_UMazeDense-v3", continuing_task=True, max_episode_steps=10)
-    create("tests/pointmaze/umaze-dense-v0", collect(env, 2, seed=0), env)
-    data, facts, _ = load_data("tests/pointmaze/umaze-dense-v0")
-    assert (data[2] > 0).all() and (data[4] == 0).all() and "generic" in facts["task"]
-
-
-def test_actions_without_bounds_are_one_clear_line():
+def test_discrete_actions_are_refused():
     env = gym.make("CartPole-v1", max_episode_steps=5)
-    with pytest.raises(SystemExit, match="CartPole-v1: its actions are not numbers between bounds"):
-        td3_bc_n.wrap(env)
+    env.reset(seed=0)
+    obs, _, _, _, _ = env.step(0)
+    columns = np.stack([obs, obs]), np.zeros(1, dtype=int), [1.0], [False], [True]
+    create("tests/cartpole-v0", [EpisodeBuffer(0, None, None, *columns)], env)
+    with pytest.raises(SystemExit, match=r"tests/cartpole-v0: cannot be loaded .*Discrete"):
+        load_dataset("tests/cartpole-v0")
 
 
-def test_a_data_file_cut_short_is_one_clear_line(datasets):
-    path = broken_copy(datasets, "tests/broken/short-v0") / "main_data.hdf5"
-    path.write_bytes(path.read_bytes()[:20_000])
-    with pytest.raises(SystemExit, match="tests/broken/short-v0: its data file cannot be read"):
-        load_data("tests/broken/short-v0")
+@pytest.mark.parametrize("kind", ["short", "key", "empty", "nameless"])
+def test_a_broken_dataset_is_one_clear_line(datasets, kind):
+    folder = broken_copy(datasets, f"tests/broken/{kind}-v0")
+    metadata = json.loads((folder / "metadata.json").read_text())
+    if kind == "short":
+        path = folder / "main_data.hdf5"
+        path.write_bytes(path.read_bytes()[:20_000])
+    elif kind == "key":
+        with h5py.File(folder / "main_data.hdf5", "r+") as file:
+            del file["episode_3/actions"]
+    elif kind == "empty":
+        metadata["total_episodes"] = 0
+    else:
+        del metadata["env_spec"], metadata["eval_env_spec"]
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(SystemExit, match=f"tests/broken/{kind}-v0: cannot be loaded") as error:
+        load_dataset(f"tests/broken/{kind}-v0")
+    assert "\n" not in str(error.value)
 
 
-def test_a_data_set_without_a_key_is_one_clear_line(datasets):
-    folder = broken_copy(datasets, "tests/broken/key-v0")
-    with h5py.File(folder / "main_data.hdf5", "r+") as file:
-        del file["episode_3/actions"]
-    with pytest.raises(SystemExit, match=r"cannot be read .*actions"):
-        load_data("tests/broken/key-v0")
-
-
-def test_an_empty_data_set_is_one_clear_line(datasets):
-    path = broken_copy(datasets, "tests/broken/empty-v0") / "metadata.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"total_episodes": 0}))
-    with pytest.raises(SystemExit, match="tests/broken/empty-v0: no episodes in it"):
-        load_data("tests/broken/empty-v0")
-
-
-def test_data_without_an_environment_is_one_clear_line(datasets):
-    path = broken_copy(datasets, "tests/broken/nameless-v0") / "metadata.json"
-    metadata = json.loads(path.read_text())
-    del metadata["env_spec"], metadata["eval_env_spec"]
-    path.write_text(json.dumps(metadata))
-    with pytest.raises(SystemExit, match="not of one known environment, but of unknown"):
-        load_data("tests/broken/nameless-v0")
-
-
-def test_an_unknown_name_gets_the_nearest_and_the_ways_on():
-    with pytest.raises(SystemExit) as error:
-        load_data("hoper-medium-v2")
-    text = str(error.value)
-    assert "nearest names: hopper-medium-v2" in text and "minari download hoper-medium-v2" in text
-    with pytest.raises(SystemExit, match="nearest names: tests/hopper/random-v0"):
-        load_data("tests/hopper/randon-v0")
+def test_an_unknown_dataset_is_one_line_with_the_local_ones():
+    with pytest.raises(SystemExit, match=f"tests/nowhere-v0: cannot be loaded .*{HOPPER}"):
+        load_dataset("tests/nowhere-v0")
+    with pytest.raises(SystemExit, match=r"hoper-medium-v2: .* Did you mean hopper-medium-v2"):
+        load_dataset("hoper-medium-v2")
 
 
 def test_episodes_of_one_step_are_transitions_like_others():
     env = gym.make("Hopper-v5", max_episode_steps=1)
     create("tests/hopper/steps-v0", collect(env, 5, seed=0), env)
-    data, facts, _ = load_data("tests/hopper/steps-v0")
-    assert facts["episodes"] == facts["transitions"] == 5
-    assert (data[0] != data[3]).any(axis=1).all()
+    data, metadata, _ = load_dataset("tests/hopper/steps-v0")
+    assert metadata["episodes"] == metadata["transitions"] == 5
+    assert (data.obs != data.next_obs).any(axis=1).all()
+
+
+def test_every_d4rl_dataset_has_an_address_and_most_a_counterpart():
+    for name in set(d4rl_tasks.TASKS) - {d4rl_tasks.TINY}:
+        path = d4rl_tasks.TASKS[name].path
+        folders = "gym_mujoco_v2|maze2d|ant_maze_new|ant_maze_v2|hand_dapg_v1"
+        assert re.fullmatch(rf"({folders})/[\w-]+\.hdf5", path)
+        locomotion = name.startswith(("hopper", "halfcheetah", "walker2d"))
+        has_none = locomotion and ("random" in name or "replay" in name)
+        assert bool(d4rl_tasks.TASKS[name].minari) != has_none

@@ -5,18 +5,17 @@ import math
 
 import pytest
 import torch
-from reference import separate_critics
+from reference import make_optimizers, separate_critics
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
 from sac_bc_n import (
+    Actor,
     Agent,
     Args,
+    Transitions,
+    actor_loss,
     alpha_loss,
     critic_loss,
-    log_prob,
-    make_optimizers,
-    policy_loss,
-    sample,
     update,
 )
 
@@ -39,16 +38,16 @@ def batch():
     torch.manual_seed(1)
     obs, actions, next_obs = torch.randn(B, S), torch.rand(B, A) * 2 - 1, torch.randn(B, S)
     actions[0] = torch.tensor([1.0, -1.0])  # data has actions at the very bounds
-    return [obs, actions, torch.randn(B), next_obs, (torch.rand(B) < 0.3).float()]
+    return Transitions(obs, actions, torch.randn(B), next_obs, (torch.rand(B) < 0.3).float())
 
 
 def distribution(mean, log_std):
     return TransformedDistribution(Normal(mean, log_std.exp()), TanhTransform(cache_size=1))
 
 
-def reference_sample(policy, obs):
+def reference_sample(actor, obs):
     """Reparametrised samples and log-probabilities by torch.distributions, from the same noise."""
-    mean, log_std = policy.gaussian(obs)
+    mean, log_std = actor.gaussian(obs)
     squashed = distribution(mean, log_std)
     actions = squashed.rsample()
     return actions, squashed.log_prob(actions).sum(dim=1)
@@ -57,9 +56,9 @@ def reference_sample(policy, obs):
 @pytest.mark.parametrize("independent", [False, True])
 def test_critic_loss_and_gradients_equal_the_reference(agent, batch, independent):
     args = Args(num_critics=N, independent_targets=independent)
-    obs, actions, rewards, next_obs, terminals = batch
+    obs, actions, rewards, next_obs, dones = batch
     torch.manual_seed(2)
-    next_actions, next_log_pi = reference_sample(agent.policy, next_obs)
+    next_actions, next_log_pi = reference_sample(agent.actor, next_obs)
     values = [
         member(torch.cat([next_obs, next_actions], dim=1)).squeeze(1)
         for member in separate_critics(agent.critics_target)
@@ -68,7 +67,7 @@ def test_critic_loss_and_gradients_equal_the_reference(agent, batch, independent
     for i, member in enumerate(members):
         value = values[i] if independent else torch.stack(values).min(dim=0).values
         # The entropy is part of the next state's value: discounted, and gone at a terminal.
-        y = rewards + args.gamma * (1 - terminals) * (value - ALPHA * next_log_pi)
+        y = rewards + args.gamma * (1 - dones) * (value - ALPHA * next_log_pi)
         q = member(torch.cat([obs, actions], dim=1)).squeeze(1)
         expected = expected + ((q - y.detach()) ** 2).mean() / N
     expected.backward()
@@ -80,22 +79,22 @@ def test_critic_loss_and_gradients_equal_the_reference(agent, batch, independent
     for layer, weight in enumerate(agent.critics.weights):
         for i, member in enumerate(members):
             torch.testing.assert_close(weight.grad[i], member[2 * layer].weight.grad.T, **CLOSE)
-    assert all(p.grad is None for p in agent.policy.parameters())
+    assert all(p.grad is None for p in agent.actor.parameters())
     assert all(p.grad is None for p in agent.critics_target.parameters())
 
 
 @pytest.mark.parametrize("bc_form", ["mse", "ll"])
 @pytest.mark.parametrize("beta", [0.0, 0.3])
-def test_policy_loss_and_gradients_equal_the_reference(agent, batch, bc_form, beta):
+def test_actor_loss_and_gradients_equal_the_reference(agent, batch, bc_form, beta):
     obs, actions = batch[:2]
-    parameters = list(agent.policy.parameters())
+    parameters = list(agent.actor.parameters())
     torch.manual_seed(2)
-    policy_actions, log_pi = reference_sample(agent.policy, obs)
-    x = torch.cat([obs, policy_actions], dim=1)
+    actor_actions, log_pi = reference_sample(agent.actor, obs)
+    x = torch.cat([obs, actor_actions], dim=1)
     values = torch.stack([member(x).squeeze(1) for member in separate_critics(agent.critics)])
     q = values.min(dim=0).values - ALPHA * log_pi
     normaliser = q.abs().mean().item()  # with the entropy in it, and without gradient
-    mean, log_std = agent.policy.gaussian(obs)
+    mean, log_std = agent.actor.gaussian(obs)
     if bc_form == "mse":
         bc = ((torch.tanh(mean) - actions) ** 2).mean()  # of the mode, not of the sample
     else:
@@ -105,7 +104,7 @@ def test_policy_loss_and_gradients_equal_the_reference(agent, batch, bc_form, be
     expected_gradients = torch.autograd.grad(expected, parameters, allow_unused=True)
 
     torch.manual_seed(2)
-    loss, returned_log_pi = policy_loss(agent, batch, ALPHA, beta, Args(bc_form=bc_form))
+    loss, returned_log_pi = actor_loss(agent, batch, ALPHA, beta, Args(bc_form=bc_form))
     torch.testing.assert_close(loss, expected, **CLOSE)
     torch.testing.assert_close(returned_log_pi, log_pi.detach(), **CLOSE)
     for gradient, by_hand in zip(
@@ -120,65 +119,67 @@ def test_log_prob_agrees_with_torch_distributions():
     u = mean + log_std.exp() * torch.randn(100, 3, dtype=torch.double)
     expected = distribution(mean, log_std).log_prob(torch.tanh(u)).sum(dim=1)
     usual = u.abs().amax(dim=1) < 8  # beyond that, the reference's own atanh(tanh(u)) is off
-    torch.testing.assert_close(log_prob(u, mean, log_std)[usual], expected[usual], **CLOSE)
+    torch.testing.assert_close(
+        Actor(S, A).log_prob(u, mean, log_std)[usual], expected[usual], **CLOSE
+    )
 
 
 @pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.5, -1.0), (-1.0, 0.5)])
 def test_density_integrates_to_one_in_one_dimension(mean, log_std):
     actions = torch.linspace(-1, 1, 2_000_001, dtype=torch.double)[1:-1]
     mean, log_std = torch.tensor([mean]).double(), torch.tensor([log_std]).double()
-    density = log_prob(torch.atanh(actions)[:, None], mean, log_std).exp()
+    density = Actor(S, A).log_prob(torch.atanh(actions)[:, None], mean, log_std).exp()
     assert torch.trapezoid(density, actions).item() == pytest.approx(1.0, abs=1e-3)
 
 
 def test_log_prob_is_finite_far_out():
     u = torch.tensor([[-50.0], [50.0]], requires_grad=True)
-    value = log_prob(u, torch.zeros(1), torch.zeros(1))
+    value = Actor(S, A).log_prob(u, torch.zeros(1), torch.zeros(1))
     value.sum().backward()
     assert value.isfinite().all() and u.grad.isfinite().all()
 
 
 def test_data_actions_at_the_bounds_stay_finite(agent, batch):
-    loss, _ = policy_loss(agent, batch, ALPHA, 1.0, Args(bc_form="ll"))
+    loss, _ = actor_loss(agent, batch, ALPHA, 1.0, Args(bc_form="ll"))
     loss.backward()
     assert loss.isfinite()
-    assert all(p.grad.isfinite().all() for p in agent.policy.parameters())
+    assert all(p.grad.isfinite().all() for p in agent.actor.parameters())
 
 
 def test_samples_follow_the_gaussian_and_the_mode_is_tanh_of_its_mean(agent):
     obs = torch.randn(1, S)
-    mean, log_std = agent.policy.gaussian(obs)
+    mean, log_std = agent.actor.gaussian(obs)
     torch.manual_seed(0)
-    actions, _ = sample(mean.expand(100_000, -1), log_std.expand(100_000, -1))
+    actions, _ = agent.actor.sample(mean.expand(100_000, -1), log_std.expand(100_000, -1))
     u = torch.atanh(actions.double().clamp(-1 + 1e-9, 1 - 1e-9))
     torch.testing.assert_close(u.mean(dim=0), mean[0].double(), atol=0.02, rtol=0)
     torch.testing.assert_close(u.std(dim=0), log_std[0].exp().double(), atol=0.02, rtol=0)
-    torch.testing.assert_close(agent.policy(obs), torch.tanh(mean))
+    torch.testing.assert_close(agent.actor(obs), torch.tanh(mean))
 
 
 def test_log_std_is_clamped(agent):
     with torch.no_grad():
-        agent.policy.log_std.bias.fill_(100.0)
-        assert agent.policy.gaussian(torch.zeros(1, S))[1].eq(2).all()
-        agent.policy.log_std.bias.fill_(-100.0)
-        assert agent.policy.gaussian(torch.zeros(1, S))[1].eq(-20).all()
+        agent.actor.log_std.bias.fill_(100.0)
+        assert agent.actor.gaussian(torch.zeros(1, S))[1].eq(2).all()
+        agent.actor.log_std.bias.fill_(-100.0)
+        assert agent.actor.gaussian(torch.zeros(1, S))[1].eq(-20).all()
 
 
 @pytest.mark.parametrize(("entropy", "direction"), [(-5.0, 1), (3.0, -1)])
 def test_alpha_moves_the_entropy_toward_its_target_from_both_sides(agent, entropy, direction):
-    args = Args(num_critics=N, target_entropy=-2.0)
+    args = Args(num_critics=N)
     log_pi = torch.full((B,), -entropy)
-    loss = alpha_loss(agent, log_pi, args)
+    loss = alpha_loss(agent, log_pi, target_entropy=-2.0)
     loss.backward()
     # -d/dlog_alpha of - log_alpha * (log pi + H): up if the entropy is too small, down if too large
-    assert agent.log_alpha.grad.item() == pytest.approx(-(-entropy + args.target_entropy))
+    assert agent.log_alpha.grad.item() == pytest.approx(-(-entropy - 2.0))
     before = agent.log_alpha.item()
     make_optimizers(agent, args)["alpha"].step()
     assert math.copysign(1, agent.log_alpha.item() - before) == direction
 
 
-def test_policy_loss_moves_the_policy_and_no_critic(agent, batch):
-    args = Args(num_critics=N, target_entropy=-2.0)
+def test_actor_loss_moves_the_actor_and_no_critic(agent, batch):
+    args = Args(num_critics=N)
     before = copy.deepcopy(agent)
     alpha = agent.log_alpha.detach().exp()
     torch.manual_seed(3)
@@ -187,22 +188,22 @@ def test_policy_loss_moves_the_policy_and_no_critic(agent, batch):
     update(agent, make_optimizers(agent, args), batch, 0.3, args)
     for old, new in zip(before.critics.parameters(), agent.critics.parameters(), strict=True):
         assert torch.equal(old.grad, new.grad), (
-            "the policy's loss adds nothing to a critic's gradient"
+            "the actor loss adds nothing to the critics' gradients"
         )
         expected = old - args.learning_rate * old.grad / (old.grad.abs() + 1e-8)
         torch.testing.assert_close(new, expected.detach(), atol=1e-6, rtol=1e-5)
-    for old, new in zip(before.policy.parameters(), agent.policy.parameters(), strict=True):
+    for old, new in zip(before.actor.parameters(), agent.actor.parameters(), strict=True):
         assert not torch.equal(old, new)
 
 
-def test_every_step_moves_policy_alpha_and_targets_by_polyak(agent, batch):
-    args = Args(num_critics=N, target_entropy=-2.0)
+def test_every_step_moves_actor_alpha_and_targets_by_polyak(agent, batch):
+    args = Args(num_critics=N)
     optimizers = make_optimizers(agent, args)
     for _ in range(2):
         before = copy.deepcopy(agent)
         update(agent, optimizers, batch, 0.3, args)
         assert agent.log_alpha.item() != before.log_alpha.item()
-        assert agent.policy.mean.weight.ne(before.policy.mean.weight).any()
+        assert agent.actor.mean.weight.ne(before.actor.mean.weight).any()
         for new, old, online in zip(
             agent.critics_target.parameters(),
             before.critics_target.parameters(),
@@ -216,7 +217,7 @@ def test_both_losses_use_alpha_of_the_start_of_the_step(agent, batch, monkeypatc
     import sac_bc_n
 
     seen = []
-    for name in ("critic_loss", "policy_loss"):
+    for name in ("critic_loss", "actor_loss"):
         original = getattr(sac_bc_n, name)
 
         def spy(agent, batch, alpha, *rest, original=original):
@@ -224,7 +225,7 @@ def test_both_losses_use_alpha_of_the_start_of_the_step(agent, batch, monkeypatc
             return original(agent, batch, alpha, *rest)
 
         monkeypatch.setattr(sac_bc_n, name, spy)
-    args = Args(num_critics=N, target_entropy=-2.0, learning_rate=0.1)
+    args = Args(num_critics=N, learning_rate=0.1)
     optimizers = make_optimizers(agent, args)
     start = agent.log_alpha.exp().item()
     update(agent, optimizers, batch, 0.3, args)

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from reference import separate_critics
+from reference import make_optimizers, separate_critics
 
-from td3_bc_n import Agent, Args, critic_loss, make_optimizers, policy_loss, polyak, update
+from td3_bc_n import Agent, Args, Transitions, actor_loss, critic_loss, polyak_update, update
 
 N, B, S, A = 4, 32, 5, 2
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -16,10 +16,10 @@ CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 def agent():
     torch.manual_seed(0)
     agent = Agent(S, A, Args(num_critics=N))
-    for network in (agent.critics_target, agent.policy_target):  # targets that differ from networks
+    for network in (agent.critics_target, agent.actor_target):  # targets that differ from networks
         for parameter in network.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    agent.policy_target.mean.bias.add_(1.0)  # near the bounds, where noise would leave them
+    agent.actor_target.mean.bias.add_(1.0)  # near the bounds, where noise would leave them
     return agent
 
 
@@ -27,21 +27,21 @@ def agent():
 def batch():
     torch.manual_seed(1)
     obs, actions, next_obs = torch.randn(B, S), torch.rand(B, A) * 2 - 1, torch.randn(B, S)
-    return [obs, actions, torch.randn(B), next_obs, (torch.rand(B) < 0.3).float()]
+    return Transitions(obs, actions, torch.randn(B), next_obs, (torch.rand(B) < 0.3).float())
 
 
 def reference_targets(agent, batch, args, noise):
     """y for every critic and transition, in plain Python loops."""
-    _, _, rewards, next_obs, terminals = batch
+    _, _, rewards, next_obs, dones = batch
     targets = torch.zeros(N, B)
     members = separate_critics(agent.critics_target)
     for b in range(B):
         clipped = noise[b].clamp(-args.noise_clip, args.noise_clip)
-        next_action = (agent.policy_target(next_obs[b]) + clipped).clamp(-1, 1)
+        next_action = (agent.actor_target(next_obs[b]) + clipped).clamp(-1, 1)
         values = [member(torch.cat([next_obs[b], next_action])).item() for member in members]
         for i in range(N):
             value = values[i] if args.independent_targets else min(values)
-            targets[i, b] = rewards[b] + args.gamma * (1 - terminals[b]) * value
+            targets[i, b] = rewards[b] + args.gamma * (1 - dones[b]) * value
     return targets
 
 
@@ -67,7 +67,7 @@ def test_critic_loss_and_gradients_equal_the_reference(agent, batch, independent
         for i, member in enumerate(members):
             torch.testing.assert_close(weight.grad[i], member[2 * layer].weight.grad.T, **CLOSE)
     assert all(p.grad is None for p in agent.critics_target.parameters())
-    assert all(p.grad is None for p in agent.policy_target.parameters())
+    assert all(p.grad is None for p in agent.actor_target.parameters())
 
 
 def test_shared_and_independent_targets_differ(agent, batch):
@@ -78,22 +78,22 @@ def test_shared_and_independent_targets_differ(agent, batch):
     assert abs(losses[0] - losses[1]) > 1e-3
 
 
-def reference_policy_loss(agent, batch, beta):
+def reference_actor_loss(agent, batch, beta):
     obs, actions = batch[:2]
-    policy_actions = agent.policy(obs)
-    x = torch.cat([obs, policy_actions], dim=1)
+    actor_actions = agent.actor(obs)
+    x = torch.cat([obs, actor_actions], dim=1)
     values = torch.stack([member(x).squeeze(1) for member in separate_critics(agent.critics)])
     q = values.min(dim=0).values
-    normaliser = q.abs().mean().item()  # a number: no gradient through it
-    return -q.mean() / normaliser + beta * ((policy_actions - actions) ** 2).mean()
+    normaliser = q.abs().mean().item()  # a number: no gradient
+    return -q.mean() / normaliser + beta * ((actor_actions - actions) ** 2).mean()
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.3])
-def test_policy_loss_takes_the_minimum_and_a_normaliser_without_gradient(agent, batch, beta):
-    parameters = list(agent.policy.parameters())
-    expected = reference_policy_loss(agent, batch, beta)
+def test_actor_loss_takes_the_minimum_and_a_detached_normaliser(agent, batch, beta):
+    parameters = list(agent.actor.parameters())
+    expected = reference_actor_loss(agent, batch, beta)
     expected_gradients = torch.autograd.grad(expected, parameters)
-    loss = policy_loss(agent, batch, beta)
+    loss = actor_loss(agent, batch, beta)
     torch.testing.assert_close(loss, expected, **CLOSE)
     for gradient, by_hand in zip(
         torch.autograd.grad(loss, parameters), expected_gradients, strict=True
@@ -101,35 +101,35 @@ def test_policy_loss_takes_the_minimum_and_a_normaliser_without_gradient(agent, 
         torch.testing.assert_close(gradient, by_hand, **CLOSE)
 
 
-def test_policy_step_changes_the_policy_and_no_critic(agent, batch):
+def test_actor_step_changes_the_actor_and_no_critic(agent, batch):
     args = Args(num_critics=N)
     after = []
-    for policy_turn in (False, True):  # from the same start
+    for update_actor in (False, True):  # from the same start
         copied = copy.deepcopy(agent)
         torch.manual_seed(3)
-        update(copied, make_optimizers(copied, args), batch, 0.3, policy_turn, args)
+        update(copied, make_optimizers(copied, args), batch, 0.3, update_actor, args)
         after.append(copied)
     for without, with_step in zip(
         after[0].critics.parameters(), after[1].critics.parameters(), strict=True
     ):
         assert torch.equal(without, with_step)
-        assert torch.equal(without.grad, with_step.grad), "the policy's loss adds nothing here"
-    for before, later in zip(agent.policy.parameters(), after[1].policy.parameters(), strict=True):
+        assert torch.equal(without.grad, with_step.grad), "the actor loss adds nothing here"
+    for before, later in zip(agent.actor.parameters(), after[1].actor.parameters(), strict=True):
         assert not torch.equal(before, later)
 
 
-def test_policy_and_targets_move_at_the_policys_turn(agent, batch):
+def test_actor_and_targets_move_only_with_update_actor(agent, batch):
     args = Args(num_critics=N)
     optimizers = make_optimizers(agent, args)
     moved = []
-    for policy_turn in [False, True] * 3:
+    for update_actor in [False, True] * 3:
         before = copy.deepcopy(agent.state_dict())
-        update(agent, optimizers, batch, 0.3, policy_turn, args)
+        update(agent, optimizers, batch, 0.3, update_actor, args)
         changed = {
             key.split(".")[0] for key, x in agent.state_dict().items() if x.ne(before[key]).any()
         }
         moved.append(changed)
-    everything = {"critics", "policy", "critics_target", "policy_target"}
+    everything = {"critics", "actor", "critics_target", "actor_target"}
     assert moved == [{"critics"}, everything] * 3
 
 
@@ -145,23 +145,23 @@ def test_update_is_three_adam_steps_and_polyak_by_hand(agent, batch):
         # The first step of Adam: both moments are unbiased estimates from this one gradient.
         expected = old - args.learning_rate * old.grad / (old.grad.abs() + 1e-8)
         torch.testing.assert_close(new, expected.detach(), atol=1e-6, rtol=1e-5)
-    pairs = [("critics_target", "critics"), ("policy_target", "policy")]
+    pairs = [("critics_target", "critics"), ("actor_target", "actor")]
     for target, network in pairs:
         old, online = getattr(before, target).parameters(), getattr(agent, network).parameters()
         for new, o, p in zip(getattr(agent, target).parameters(), old, online, strict=True):
             torch.testing.assert_close(new, 0.995 * o + 0.005 * p.detach(), atol=1e-6, rtol=1e-5)
 
 
-def test_polyak_takes_tau_of_the_network():
+def test_polyak_update_takes_tau_of_the_network():
     target, network = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     expected = 0.75 * target.weight.detach() + 0.25 * network.weight.detach()
-    polyak(target, network, 0.25)
+    polyak_update(target, network, 0.25)
     torch.testing.assert_close(target.weight.detach(), expected)
 
 
 def test_targets_start_as_copies_without_gradient():
     agent = Agent(S, A, Args())
-    for target, network in (("critics_target", "critics"), ("policy_target", "policy")):
+    for target, network in (("critics_target", "critics"), ("actor_target", "actor")):
         pairs = zip(
             getattr(agent, target).parameters(), getattr(agent, network).parameters(), strict=True
         )

@@ -1,4 +1,4 @@
-"""SPEC of the networks: the batched ensemble is N separate critics, initialised as the paper's."""
+"""Networks: the batched ensemble equals N separate critics, initialised as in the paper."""
 
 import math
 
@@ -17,7 +17,7 @@ SCRIPTS = [td3_bc_n, sac_bc_n]
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_batched_ensemble_equals_separate_critics_in_values_and_gradients(script):
     torch.manual_seed(0)
-    critics = script.Critics(7, 11, 3, "paper")
+    critics = script.CriticEnsemble(7, 11, 3, "paper")
     obs, actions, targets = torch.randn(32, 11), torch.rand(32, 3) * 2 - 1, torch.randn(7, 32)
     q = critics(obs, actions)
     F.mse_loss(q, targets).backward()
@@ -34,7 +34,7 @@ def test_batched_ensemble_equals_separate_critics_in_values_and_gradients(script
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_critics_have_three_hidden_layers_of_256(script):
-    shapes = [tuple(w.shape) for w in script.Critics(10, 11, 3, "paper").weights]
+    shapes = [tuple(w.shape) for w in script.CriticEnsemble(10, 11, 3, "paper").weights]
     assert shapes == [(10, 14, 256), (10, 256, 256), (10, 256, 256), (10, 256, 1)]
 
 
@@ -48,7 +48,7 @@ def test_critics_have_three_hidden_layers_of_256(script):
 )
 def test_initial_range_of_every_layer(script, init, bounds):
     torch.manual_seed(0)
-    critics = script.Critics(50, 11, 3, init)
+    critics = script.CriticEnsemble(50, 11, 3, init)
     for weight, bias, bound in zip(critics.weights, critics.biases, bounds, strict=True):
         for parameter in (weight, bias):
             assert parameter.abs().max() <= bound
@@ -58,11 +58,11 @@ def test_initial_range_of_every_layer(script, init, bounds):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_paper_init_spreads_the_ensemble_twelve_times_as_wide(script):
+def test_paper_init_has_twelve_times_the_ensemble_std(script):
     torch.manual_seed(0)
     obs, actions = torch.randn(1000, 11), torch.rand(1000, 3) * 2 - 1
     spread = {
-        init: script.Critics(200, 11, 3, init)(obs, actions).std(dim=0).mean().item()
+        init: script.CriticEnsemble(200, 11, 3, init)(obs, actions).std(dim=0).mean().item()
         for init in ("paper", "torch")
     }
     assert spread["paper"] == pytest.approx(0.61, rel=0.1)
@@ -70,15 +70,15 @@ def test_paper_init_spreads_the_ensemble_twelve_times_as_wide(script):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_policy_is_linear_layers_with_their_own_initialisation_and_a_tanh(script):
+def test_actor_is_linear_layers_with_default_init_and_tanh(script):
     torch.manual_seed(0)
-    policy = script.Policy(11, 3)
-    linears = [m for m in policy.hidden if isinstance(m, nn.Linear)]
+    actor = script.Actor(11, 3)
+    linears = [m for m in actor.hidden if isinstance(m, nn.Linear)]
     assert [(m.in_features, m.out_features) for m in linears] == [(11, 256), (256, 256), (256, 256)]
     obs = torch.randn(5, 11)
     x = obs
     for linear in linears:
         assert linear.weight.abs().max() <= 1 / math.sqrt(linear.in_features)
         x = torch.relu(x @ linear.weight.T + linear.bias)
-    expected = torch.tanh(x @ policy.mean.weight.T + policy.mean.bias)
-    torch.testing.assert_close(policy(obs), expected)
+    expected = torch.tanh(x @ actor.mean.weight.T + actor.mean.bias)
+    torch.testing.assert_close(actor(obs), expected)

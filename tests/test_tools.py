@@ -1,93 +1,111 @@
-"""plot.py, enjoy.py and docs/figures.py, on real short runs; and what a run says at its end."""
+"""tools.plot and tools.enjoy, on real short runs."""
 
 import json
-import subprocess
-import sys
+import os
+from pathlib import Path
 
 import imageio.v3 as imageio
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
+from conftest import run_script
 from matplotlib.image import imread
 
-import plot
+from tools import enjoy, plot, runs
 
-SHORT = ["--num-critics", 2, "--batch-size", 16, "--eval-episodes", 2, "--final-eval-episodes", 2]
-OFFLINE = ["--gradient-steps", 4, "--eval-frequency", 2, *SHORT]
-ONLINE = ["--env-steps", 4, "--learning-starts", 10, "--eval-frequency", 2, *SHORT[4:]]
+SHORT = ["--batch-size", 16, "--eval-episodes", 2, "--eval-frequency", 2]
+OFFLINE = ["--gradient-steps", 4, "--num-critics", 2, *SHORT]
+ONLINE = ["--env-steps", 4, "--learning-starts", 10, *SHORT]
 
 
-def python(*command, check=True, cwd=None):
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], capture_output=True, text=True, cwd=cwd
-    )
-    assert not check or done.returncode == 0, done.stdout + done.stderr
-    return done
+def train(script, *arguments):
+    process = run_script(script, *arguments)
+    assert process.returncode == 0, process.stderr
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Offline with two seeds, online from the first; by the commands that a run prints."""
-    folder = tmp_path_factory.mktemp("tools") / "runs"
-    printed = {}
+def trained(tmp_path_factory):
+    """Runs of the bundled dataset: two seeds offline, and the first of them fine-tuned."""
+    directory = tmp_path_factory.mktemp("tools")
     for seed in (1, 2):
-        done = python(ROOT / "td3_bc_n.py", *OFFLINE, "--runs-dir", folder, "--seed", seed)
-        printed[seed] = [line.split() for line in done.stdout.splitlines() if line[:2] == "  "]
-    (finetune,) = [words for words in printed[1] if words[1].endswith("finetune_td3_bc_n.py")]
-    done = python(*finetune[1:], *ONLINE, "--runs-dir", folder)
-    return folder, printed[1], done.stdout
+        names = ["--runs-dir", directory, "--run-name", f"offline{seed}"]
+        train("td3_bc_n", *OFFLINE, *names, "--seed", seed)
+    names = ["--runs-dir", directory, "--run-name", "online"]
+    train("finetune_td3_bc_n", "--checkpoint", directory / "offline1", *ONLINE, *names)
+    return directory
 
 
-def test_a_run_without_arguments_prints_its_data_and_what_to_do_next(runs):
-    folder, commands, finetuned = runs
-    offline = sorted(folder.glob("tiny-maze2d-umaze-v0__td3_bc_n__1__*"))[0]
-    scripts = [words[1].rsplit("/")[-1] for words in commands]
-    assert scripts == ["--logdir", "plot.py", "enjoy.py", "finetune_td3_bc_n.py"]
-    assert all(words[-1] == str(offline) for words in commands[1:])
-    after = finetuned.splitlines()[-4:]
-    assert "the data's own score is -1.7" in finetuned
-    assert not any("finetune_finetune" in line for line in after)
-    result = json.loads((offline / "result.json").read_text())
-    assert result["facts"]["dataset"] == "tiny-maze2d-umaze-v0"
+def make_run(returns, script="td3_bc_n", history=None, path="run", diverged=False, **changes):
+    """A Run. Changes are arguments, or metadata if they are known as such."""
+    metadata = {"dataset": "data", "source": "d4rl", "transitions": 10, "environment": "env-v0"}
+    metadata |= {"comparable_with_paper": True, "ref_min_score": 0.0, "ref_max_score": 100.0}
+    args = {"env_id": "a-v0", "seed": 1, "beta": 0.1}
+    for key, value in changes.items():
+        (metadata if key in metadata else args)[key] = value
+    history = history or [{"step": 1, "score": float(np.mean(returns))}]
+    return runs.Run(Path(path), script, args, metadata, history, returns, 1.0, diverged)
 
 
-def test_a_script_copied_alone_suggests_no_scripts_that_are_not_there(run, tmp_path):
-    (tmp_path / "td3_bc_n.py").write_text((ROOT / "td3_bc_n.py").read_text())
-    arguments = ["--env-id", "tests/hopper/random-v0", *OFFLINE, "--runs-dir", tmp_path / "alone"]
-    done = python(tmp_path / "td3_bc_n.py", *arguments, cwd=tmp_path)
-    assert "  tensorboard" in done.stdout and "enjoy.py" not in done.stdout
-    done = python(tmp_path / "td3_bc_n.py", cwd=tmp_path, check=False)
-    assert done.returncode == 1 and "need d4rl_tasks.py here" in done.stderr
+def cells(table):
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()]
 
 
-def blank(path):
+def is_blank(path):
     return imread(path)[..., :3].std() < 0.02
 
 
-def test_plots_are_drawn_from_runs_and_the_table_is_right(runs, tmp_path):
-    done = python(ROOT / "plot.py", runs[0], "--out", tmp_path)
-    offline, online = (tmp_path / f"tiny-maze2d-umaze-v0_{k}.png" for k in ("offline", "online"))
-    assert not blank(offline) and not blank(online)
-    table = (tmp_path / "table.md").read_text()
-    assert table in done.stdout
-    rows = [line.split("|") for line in table.splitlines()]
-    (td3,) = [row for row in rows if row[1:2] == [" td3_bc_n, tiny-maze2d-umaze-v0 "]]
-    results = [json.loads(f.read_text()) for f in runs[0].glob("*__td3_bc_n__*/result.json")]
-    scores = np.concatenate([plot.episode_scores(result) for result in results])
-    assert td3[2:4] == [" 2 ", " 4 "]
-    mean, stderr = td3[4].split(" ± ")
-    assert float(mean) == pytest.approx(scores.mean(), abs=0.06)
-    assert float(stderr) == pytest.approx(scores.std(ddof=1) / 2, abs=0.06)
-    assert td3[7] == "  ", "the paper has no figure for it"
-    assert any(row[1:2] == [" finetune_td3_bc_n, tiny-maze2d-umaze-v0 "] for row in rows)
-    assert "| fine-tuning | before |" in table
+# --- plot ---
 
 
-def test_curves_are_means_and_standard_errors_over_seeds_of_common_steps():
-    history = [[{"step": 1, "score": 2.0}, {"step": 2, "score": 5.0}], [{"step": 1, "score": 6.0}]]
-    steps, mean, stderr = plot.curve([{"history": h} for h in history])
+def test_curves_and_table_of_real_runs(trained, tmp_path, capsys):
+    plot.main(plot.Args((str(trained),), out=str(tmp_path / "plots")))
+    for kind in ("offline", "online"):
+        assert not is_blank(tmp_path / f"plots/tiny-maze2d-umaze-v0_{kind}.png")
+    table = (tmp_path / "plots/table.md").read_text()
+    assert table in capsys.readouterr().out
+    rows = {row[0]: row for row in cells(table) if row}
+    row = rows["td3_bc_n, tiny-maze2d-umaze-v0"]
+    results = [json.loads((trained / f"offline{i}/result.json").read_text()) for i in (1, 2)]
+    returns = np.concatenate([result["returns"] for result in results])
+    scores = 100 * (returns - 23.85) / (161.86 - 23.85)
+    stderr = scores.std(ddof=1) / 2
+    assert row[1:4] == ["2", "4", f"{scores.mean():.1f} ± {stderr:.1f}"]
+    assert row[6] == "", "the paper has no result for the bundled dataset"
+    history = json.loads((trained / "online/result.json").read_text())["history"]
+    assert [entry["step"] for entry in history] == [0, 2, 4]
+    last = f"{np.mean([history[1]['score'], history[2]['score']]):.1f}"
+    online = rows["finetune_td3_bc_n, tiny-maze2d-umaze-v0"]  # the last such row: stability
+    assert [online[1], online[4]] == [f"{history[0]['score']:.1f}", last]
+
+
+def test_the_curve_is_mean_and_standard_error_at_the_steps_of_all_seeds():
+    long = [{"step": 1, "score": 2.0}, {"step": 2, "score": 5.0}]
+    short = [{"step": 1, "score": 6.0}]
+    steps, mean, stderr = plot.curve([make_run([1.0], history=h) for h in (long, short)])
     assert (steps, mean.tolist(), stderr.tolist()) == ([1], [4.0], [2.0])
+
+
+def test_the_curve_of_finished_seeds_is_not_shortened_by_an_unfinished_one(monkeypatch, tmp_path):
+    drawn = []
+    monkeypatch.setattr(plot, "curve", lambda runs: drawn.append(runs) or ([1], *np.ones((2, 1))))
+    done, young = make_run([1.0]), make_run(None, history=[{"step": 1, "score": 0.0}])
+    broken = young._replace(diverged=True)
+    plot.draw({"a": [done, young, broken], "b": [young, broken], "c": [broken]}, tmp_path / "a.png")
+    assert drawn == [[done], [young], [broken]]
+
+
+def test_the_dotted_line_is_the_normalized_mean_return_of_the_dataset(monkeypatch, tmp_path):
+    lines = []
+    axhline = plot.plt.Axes.axhline
+    monkeypatch.setattr(
+        plot.plt.Axes, "axhline", lambda self, y, **kw: lines.append(y) or axhline(self, y, **kw)
+    )
+    run = make_run([1.0], ref_min_score=20.0, ref_max_score=40.0)
+    plot.draw({"a": [run]}, tmp_path / "a.png")
+    assert lines == [], "from scratch there is no dataset"
+    run.metadata["mean_return"] = 30.0
+    plot.draw({"a": [run]}, tmp_path / "a.png")
+    assert lines == [50.0], "100 (30 - 20) / (40 - 20)"
 
 
 def test_interquartile_mean_takes_the_middle_half():
@@ -98,9 +116,9 @@ def test_interquartile_mean_takes_the_middle_half():
     assert plot.interquartile_mean([7.0]) == 7.0
 
 
-def test_the_bootstrap_interval_covers_and_widens_with_the_spread_between_seeds():
-    random = np.random.default_rng(1)
-    alike = [random.normal(50, 5, size=20) for _ in range(5)]
+def test_the_bootstrap_interval_covers_the_mean_and_grows_with_the_spread_between_seeds():
+    rng = np.random.default_rng(1)
+    alike = [rng.normal(50, 5, size=20) for _ in range(5)]
     apart = [scores + shift for scores, shift in zip(alike, (-20, -10, 0, 10, 20), strict=True)]
     low, high = plot.bootstrap(alike, np.mean, repeats=500)
     assert low < np.mean(alike) < high and 1 < high - low < 5
@@ -108,119 +126,190 @@ def test_the_bootstrap_interval_covers_and_widens_with_the_spread_between_seeds(
     assert wide > 4 * (high - low)
 
 
-def result(env_id, returns, comparable="yes, if the file is D4RL's own", **args):
-    facts = {"random_return": 0.0, "expert_return": 100.0, "comparable_with_the_paper": comparable}
-    settings = {"env_id": env_id, "seed": 1, "beta": 0.1, **args}
-    history = [{"step": 1, "score": float(np.mean(returns))}]
-    return {"args": settings, "facts": facts, "returns": returns, "history": history}
+def test_the_worst_episode_is_relative_to_the_mean():
+    assert plot.summarize([make_run([90.0, 110.0])])["worst"] == pytest.approx(0.1)
 
 
-def test_the_papers_figure_stands_beside_runs_on_d4rls_data_only():
-    yes, no = result("hopper-medium-v2", [90.0, 110.0]), result("hopper-medium-v2", [1.0], "no: x")
-    table = plot.table({"td3_bc_n, a": [yes], "sac_bc_n, b": [yes], "td3_bc_n, c": [no]})
-    ends = [line.split("|")[-2].strip() for line in table.splitlines()[2:]]
-    assert ends == ["101.5", "101.2", ""]
-    assert "| 10% |" in table, "(100 - 90) / 100"
+def test_the_score_of_the_paper_is_shown_for_comparable_or_regenerated_data():
+    def shown(script="td3_bc_n", env_id="maze2d-umaze-v1", **changes):
+        table = plot.table({"x": [make_run([1.0], script, env_id=env_id, **changes)]})
+        return cells(table)[2][6]
+
+    assert [shown("td3_bc_n"), shown("sac_bc_n")] == ["153.1", "128.9"]
+    other = {"comparable_with_paper": False}
+    assert shown(source="minari", **other) == ""
+    assert shown(source="tools.make_maze2d", **other) == "153.1 (regenerated data)"
+    assert shown(source="tools.make_maze2d", env_id="tiny-maze2d-umaze-v0", **other) == ""
+    assert shown("finetune_td3_bc_n") == "", "the paper's table is about offline training"
 
 
-def test_experiments_are_named_by_what_differs_and_seeds_are_put_together():
-    runs = [result("a-v0", [1.0], seed=s, beta=b) for b in (0.1, 0.2) for s in (2, 1)]
-    groups = plot.group([("td3_bc_n", r) for r in runs])
-    assert list(groups) == ["td3_bc_n, a-v0, beta 0.1", "td3_bc_n, a-v0, beta 0.2"]
-    assert [r["args"]["seed"] for r in groups["td3_bc_n, a-v0, beta 0.1"]] == [1, 2]
+def test_experiments_are_named_by_their_differences_and_have_all_seeds():
+    seeds = [make_run([1.0], seed=s, beta=b) for b in (0.1, 0.2) for s in (2, 1)]
+    experiments = plot.group(seeds)
+    assert list(experiments) == ["td3_bc_n, a-v0, beta 0.1", "td3_bc_n, a-v0, beta 0.2"]
+    for members in experiments.values():
+        assert [run.args["seed"] for run in members] == [1, 2]
 
 
-def test_runs_on_other_data_are_not_seeds_of_one_experiment_and_a_seed_counts_once(capsys):
-    ours, theirs = result("a-v0", [1.0]), result("a-v0", [5.0], comparable="nearly: x", seed=2)
-    again = result("a-v0", [2.0])
-    groups = plot.group([("td3_bc_n", r) for r in (ours, theirs, again)])
-    assert [len(results) for results in groups.values()] == [1, 1] and len(groups) == 2
-    assert [r[0]["returns"] for r in groups.values()] == [[2.0], [5.0]], "the newer one"
-    assert "seed 1 twice, the newer run counts" in capsys.readouterr().out
-    newer = result("a-v0", [1.0], new_argument=3)
-    assert len(plot.group([("td3_bc_n", ours), ("td3_bc_n", newer)])) == 2
+@pytest.mark.parametrize("key", ["dataset", "source", "transitions", "environment", "beta"])
+def test_runs_on_other_data_or_with_other_settings_are_other_experiments(key):
+    first, second = make_run([1.0]), make_run([1.0], seed=2, **{key: "other"})
+    assert len(plot.group([first, make_run([1.0], seed=2)])) == 1
+    assert sorted(map(len, plot.group([first, second]).values())) == [1, 1]
 
 
-def test_a_figure_of_the_paper_beside_data_by_its_recipe_says_so():
-    near = result("maze2d-umaze-v1", [1.0], "nearly: not D4RL's own file, but made by its recipe")
-    assert plot.table({"td3_bc_n, a": [near]}).endswith("| 153.1 (not D4RL's file) |\n")
+@pytest.mark.parametrize("key", sorted(plot.INCIDENTAL - {"seed"}))
+def test_settings_that_do_not_change_the_algorithm_do_not_make_an_experiment(key):
+    assert len(plot.group([make_run([1.0]), make_run([1.0], seed=2, **{key: "other"})])) == 1
 
 
-def test_an_unfinished_run_has_a_curve_and_no_figures(runs, tmp_path):
-    (source,) = runs[0].glob("*__td3_bc_n__1__*")
-    (tmp_path / "cut").mkdir()
-    (tmp_path / "cut/checkpoint.pt").write_bytes((source / "checkpoint.pt").read_bytes())
-    done = python(ROOT / "plot.py", tmp_path, "--out", tmp_path / "plots")
-    assert "| td3_bc_n, tiny-maze2d-umaze-v0 | not finished |" in done.stdout
-    assert not blank(tmp_path / "plots/tiny-maze2d-umaze-v0_offline.png")
-    # A run that was stopped before its first evaluation is left out, and takes no other with it.
-    checkpoint = torch.load(source / "checkpoint.pt", weights_only=True)
-    (tmp_path / "young").mkdir()
+def test_arguments_of_the_scripts_that_are_incidental_exist():
+    import finetune_td3_bc_n
+
+    assert vars(finetune_td3_bc_n.Args()).keys() >= plot.INCIDENTAL
+
+
+def test_of_two_runs_with_one_seed_the_newer_counts_but_a_finished_one_first(capsys):
+    old, new = make_run([1.0], path="old"), make_run([2.0], path="new")
+    assert list(plot.group([old, new]).values()) == [[new]]
+    assert "left out: old (same experiment and seed as new)" in capsys.readouterr().err
+    history = [{"step": 1, "score": 1.0}]
+    unfinished = make_run(None, history=history, path="unfinished")
+    assert list(plot.group([old, unfinished]).values()) == [[old]]
+    assert "left out: unfinished" in capsys.readouterr().err
+    assert list(plot.group([unfinished, new]).values()) == [[new]]
+    younger = make_run(None, history=history, path="younger")
+    assert list(plot.group([unfinished, younger]).values()) == [[younger]]
+
+
+def test_diverged_and_unfinished_runs_are_counted_but_not_averaged():
+    done, history = make_run([50.0]), [{"step": 1, "score": 1.0}]
+    diverged = make_run([9.0], diverged=True)  # a finished run that diverged after a resume
+    unfinished = make_run(None, history=history)
+    experiments = {"all": [done, diverged, unfinished], "none": [diverged], "young": [unfinished]}
+    rows = cells(plot.table(experiments))[2:]
+    assert rows[0][1:4] == ["1, 1 diverged, 1 not finished", "1", "50.0 ± 0.0"]
+    assert [row[1] for row in rows[1:]] == ["1 diverged", "1 not finished"]
+
+
+def test_stability_of_fine_tuning_is_computed_from_the_history():
+    scores = [50.0, 60.0, 20.0, 40.0, 55.0, 30.0]
+    history = [{"step": 10 * i, "score": score} for i, score in enumerate(scores)]
+    expected = {"before": 50.0, "largest_drop": 30.0, "recovery_step": 40, "last_ten": 41.0}
+    assert plot.stability(history) == expected
+    assert plot.stability(history[:4])["recovery_step"] is None
+    long = [{"step": i, "score": float(i)} for i in range(30)]
+    assert plot.stability(long)["last_ten"] == pytest.approx(np.mean(range(20, 30)))
+    run = make_run([1.0], script="finetune_sac_bc_n", history=history[:4])
+    assert cells(plot.table({"x": [run]}))[-1] == ["x", "50.0", "30.0", "never", "40.0"]
+    run.metadata["dataset"] = None
+    assert "fine-tuning" not in plot.table({"x": [run]}), "from scratch"
+
+
+def test_unreadable_and_young_runs_are_left_out_and_the_others_are_shown(trained, tmp_path, capsys):
+    checkpoint = runs.load_checkpoint(trained / "offline1")
+    for name in ("unfinished", "young", "broken"):
+        (tmp_path / name).mkdir()
+    torch.save(checkpoint, tmp_path / "unfinished/checkpoint.pt")
     torch.save(checkpoint | {"history": []}, tmp_path / "young/checkpoint.pt")
-    done = python(ROOT / "plot.py", tmp_path, "--out", tmp_path / "plots")
-    assert "young: no evaluation yet, left out" in done.stdout
+    (tmp_path / "broken/checkpoint.pt").write_text("not a checkpoint")
+    plot.main(plot.Args((str(tmp_path),), out=str(tmp_path / "plots")))
+    out, err = capsys.readouterr()
+    assert "| td3_bc_n, tiny-maze2d-umaze-v0 | 1 not finished |" in out
+    assert "young (no evaluation yet)" in err and "broken/checkpoint.pt: not a checkpoint" in err
+    assert not is_blank(tmp_path / "plots/tiny-maze2d-umaze-v0_offline.png")
+
+
+# --- enjoy ---
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".gif"])
-def test_a_video_has_frames_that_differ_and_episodes_have_scores(runs, tmp_path, suffix):
-    (run,) = runs[0].glob("*__td3_bc_n__1__*")
+def test_a_video_shows_the_episodes_and_their_scores_are_printed(trained, tmp_path, capsys, suffix):
     out = tmp_path / f"agent{suffix}"
-    done = python(ROOT / "enjoy.py", run, "--episodes", 2, "--out", out)
-    lines = done.stdout.splitlines()
+    enjoy.main(enjoy.Args(str(trained / "offline1"), episodes=2, out=str(out), size=96, fps=5))
+    lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines[:2]] == ["episode 1", "episode 2"]
-    total, score = (float(part.split()[-1]) for part in lines[0].split(", "))
-    assert score == pytest.approx(100 * (total - 23.85) / (161.86 - 23.85), abs=0.1)
+    episode_return, score = (float(part.split()[-1]) for part in lines[0].split(", "))
+    assert score == pytest.approx(100 * (episode_return - 23.85) / (161.86 - 23.85), abs=0.1)
     frames = imageio.imread(out).astype(int)
-    assert len(frames) == 150, "300 steps at 100 a second, shown 25 times a second, twice"
-    assert frames[0].std() > 10, "not blank"
-    assert np.abs(frames[0] - frames[60]).max() > 50, "the ball moves"
+    assert len(frames) == 30, "2 episodes of 300 steps, 100 steps/s at 5 frames/s"
+    assert frames[0].std() > 10 and np.abs(frames[0] - frames[12]).max() > 50, "the ball moves"
 
 
-MAZE = "gymnasium_robotics:PointMaze_UMaze-v3"
+def test_runs_on_minari_datasets_and_from_scratch_can_be_watched(tmp_path):
+    names = ["--runs-dir", tmp_path, "--run-name"]
+    train("sac_bc_n", "--env-id", "mujoco/hopper/medium-v0", *OFFLINE, *names, "minari")
+    maze = ["--env-id", "gymnasium_robotics:PointMaze_UMaze-v3", "--num-critics", 2]
+    train("finetune_sac_bc_n", *maze, *ONLINE, *names, "scratch")
+    for name in ("minari", "scratch"):
+        enjoy.main(enjoy.Args(str(tmp_path / name), episodes=1, size=64))
+        assert len(imageio.imread(tmp_path / name / "enjoy.mp4")) > 3
 
 
-@pytest.mark.parametrize("env_id", ["tests/hopper/random-v0", MAZE])
-def test_runs_on_minaris_data_and_from_scratch_can_be_watched_too(env_id, run):
-    if env_id == MAZE:
-        run_dir = run("finetune_sac_bc_n", "--from-scratch", "--env-id", env_id, *ONLINE)[1]
-    else:
-        run_dir = run("sac_bc_n", "--env-id", env_id, *OFFLINE)[1]
-    python(ROOT / "enjoy.py", run_dir, "--episodes", 1)
-    assert len(imageio.imread(run_dir / "enjoy.mp4")) > 3
+def test_the_picture_has_the_paths_of_dataset_and_agent(trained, tmp_path, monkeypatch, capsys):
+    drawn, plot_line = [], enjoy.plt.Axes.plot
+
+    def record(axes, *args, **kwargs):
+        drawn.append((axes.get_subplotspec().colspan.start, args))
+        return plot_line(axes, *args, **kwargs)
+
+    monkeypatch.setattr(enjoy.plt.Axes, "plot", record)
+    path = tmp_path / "maze.png"
+    enjoy.main(enjoy.Args(str(trained / "online"), picture=str(path)))
+    assert not is_blank(path) and "maze.png: mean return of the agent" in capsys.readouterr().out
+    dataset, agent = ([args for side, args in drawn if side == i] for i in (0, 1))
+    assert len(dataset) == 1 and len(dataset[0][0]) >= 6000
+    paths, starts = agent[::2], agent[1::2]
+    assert len(paths) == len(starts) == 20 and all(len(x) == 301 for x, _ in paths)
+    assert len({start[:2] for start in starts}) == 20
+    assert not list(tmp_path.glob("*.mp4")) and not (trained / "online/enjoy.mp4").exists()
+
+
+def test_a_run_is_not_played_in_another_environment_than_it_was_trained_in(trained, tmp_path):
+    checkpoint = runs.load_checkpoint(trained / "offline1")
+    checkpoint["metadata"]["source"] = "d4rl"
+    torch.save(checkpoint, tmp_path / "checkpoint.pt")
+    with pytest.raises(SystemExit, match="source was d4rl in training"):
+        enjoy.main(enjoy.Args(str(tmp_path)))
+
+
+# --- Mistakes ---
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
+    ("tool", "arguments", "message"),
     [
-        (["enjoy.py", "nowhere"], "nowhere: not a checkpoint of these scripts"),
-        (["enjoy.py", "other.pt"], "a checkpoint of os, which is none of"),
-        (["enjoy.py", "RUN", "--out", "x.avi"], "a .mp4 or .gif file in a folder that exists"),
-        (["enjoy.py", "RUN", "--out", "none/x.gif"], "a .mp4 or .gif file in a folder that exists"),
-        (["enjoy.py", "RUN", "--fps", "0"], "are at least 1"),
-        (["plot.py", "nowhere"], "nowhere: no such directory"),
-        (["plot.py", "."], "checkpoint.pt: not of these scripts"),
-        (["plot.py", "empty"], "no runs in empty"),
-        (["docs/figures.py"], "name a run"),
-        (["docs/figures.py", "--maze", "nowhere"], "nowhere: no run of these scripts"),
-        (["datasets/make_maze2d.py", "--minari", "x"], "not of the form namespace/name-v0"),
-        (["datasets/make_maze2d.py", "--minari", "tests/swing-v0"], "there already"),
-        (["datasets/make_maze2d.py", "--tiny", "--maze", "large"], "--tiny is a file of umaze"),
+        (enjoy, {"run": "nowhere"}, "nowhere: not a checkpoint of this project"),
+        (enjoy, {"run": "other.pt"}, "it is of os.py"),
+        (enjoy, {"run": "RUN", "out": "x.avi"}, "expected a .mp4 or .gif file"),
+        (enjoy, {"run": "RUN", "out": "none/x.gif"}, "in a directory that exists"),
+        (enjoy, {"run": "RUN", "picture": "x.jpg"}, "expected a .png file"),
+        (enjoy, {"run": "RUN", "fps": 0}, "must be at least 1"),
+        (enjoy, {"run": "RUN", "window": True}, "--window: there is no display"),
+        (plot, {"runs": ("nowhere",)}, "nowhere: no such directory"),
+        (plot, {"runs": ("empty",)}, "no runs in empty"),
+        (plot, {"runs": ("RUN",), "out": "other.pt"}, "--out other.pt: not a directory"),
     ],
 )
-def test_mistakes_are_one_clear_line(command, message, runs, tmp_path):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken/checkpoint.pt").write_text("not a checkpoint")
-    torch.save({"script": "os", "facts": {}, "args": {}}, tmp_path / "other.pt")
-    (run,) = runs[0].glob("*__td3_bc_n__1__*")
-    script, *rest = [str(run) if word == "RUN" else word for word in command]
-    done = python(ROOT / script, *rest, check=False, cwd=tmp_path)
-    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
+def test_mistakes_are_one_clear_line(tool, arguments, message, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    os.mkdir("empty")
+    torch.save({"script": "os"}, "other.pt")
+    run = str(trained / "offline1")
+    real = {"RUN": run, ("RUN",): (run,)}
+    arguments = {key: real.get(value, value) for key, value in arguments.items()}
+    with pytest.raises(SystemExit) as error:
+        tool.main(tool.Args(**arguments))
+    assert message in error.value.code and "\n" not in error.value.code
 
 
-def test_the_figures_of_the_documents_are_drawn_from_runs(runs, tmp_path):
-    first, second = sorted(runs[0].glob("*__td3_bc_n__*"))[:2]
-    arguments = ["--maze", first, "--uncertainty", first, second, "--out", tmp_path]
-    done = python(ROOT / "docs/figures.py", *arguments)
-    assert not blank(tmp_path / "maze.png") and not blank(tmp_path / "uncertainty.png")
-    assert done.stdout.count("N = 2, β = 0.2: standard deviation") == 2
+def test_a_picture_needs_a_maze2d_dataset(tmp_path):
+    names = ["--runs-dir", tmp_path, "--run-name"]
+    train("td3_bc_n", "--env-id", "tests/swing-v0", *OFFLINE, *names, "swing")
+    scratch = ["--env-id", "maze2d-umaze-v1", "--num-critics", 2]
+    train("finetune_td3_bc_n", *scratch, *ONLINE, *names, "scratch")
+    for name in ("swing", "scratch"):
+        with pytest.raises(SystemExit, match="needs a run on a maze2d dataset"):
+            enjoy.main(enjoy.Args(str(tmp_path / name), picture=str(tmp_path / "x.png")))

@@ -1,0 +1,168 @@
+"""tools.make_maze2d: the bundled dataset, and files and Minari datasets by D4RL's recipe."""
+
+import math
+
+import h5py
+import minari
+import numpy as np
+import pytest
+
+import d4rl_tasks
+import td3_bc_n
+from tools import make_maze2d
+
+
+@pytest.fixture(autouse=True)
+def d4rl_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path / "d4rl"))
+    return tmp_path / "d4rl"
+
+
+def make(**kwargs):
+    make_maze2d.main(make_maze2d.Args(**kwargs))
+
+
+def read(path):
+    with h5py.File(path) as file:
+        return {key: file[key][()] for key in file}, file.attrs["made_by"]
+
+
+def test_the_bundled_file_is_what_the_tool_makes(tmp_path):
+    bundled = d4rl_tasks.find(d4rl_tasks.TINY)
+    assert bundled.stat().st_size < 3_000_000
+    make(tiny=True, out=str(tmp_path / "again.hdf5"))
+    (ours, made_by), (again, again_made_by) = read(bundled), read(tmp_path / "again.hdf5")
+    assert ours.keys() == again.keys() and made_by == again_made_by == "tools.make_maze2d"
+    for key, column in ours.items():
+        np.testing.assert_array_equal(column, again[key])
+
+
+def test_its_rewards_actions_and_states_are_of_the_recipe_and_physics_of_d4rl():
+    data, _ = read(d4rl_tasks.find(d4rl_tasks.TINY))
+    obs, actions, rewards = data["observations"], data["actions"], data["rewards"]
+    assert len(obs) == 100_000 and np.abs(actions).max() <= 1
+    at_goal = np.linalg.norm(obs[:, :2] - [1, 1], axis=1) <= 0.5
+    np.testing.assert_array_equal(rewards, at_goal)
+    assert 15 < 300 * rewards.mean() < 30, "the controller collects about 21 in 300 steps"
+    cells = {tuple(cell) for cell in np.round(obs[:, :2]).astype(int)}
+    maze = d4rl_tasks.TASKS[d4rl_tasks.TINY].kwargs["maze"].split()
+    free = {(i, j) for i, row in enumerate(maze) for j, c in enumerate(row) if c != "#"}
+    assert free <= cells, "every free cell is visited"
+    # One step from recorded states is the next recorded state.
+    env = d4rl_tasks.Maze2dEnv(" ".join(maze))
+    env.reset(seed=0)
+    for i in range(0, 99_000, 499):
+        env.set_state(obs[i, :2].astype(float), obs[i, 2:].astype(float))
+        np.testing.assert_allclose(env.step(actions[i])[0], obs[i + 1], atol=2e-3)
+
+
+def test_reached_targets_are_timeouts_and_nothing_is_terminal(tmp_path):
+    make(steps=20_000, out=str(tmp_path / "made.hdf5"))
+    data, _ = read(tmp_path / "made.hdf5")
+    assert not data["terminals"].any()
+    ends = np.flatnonzero(data["timeouts"])
+    lengths = np.diff(np.concatenate([[-1], ends]))
+    assert len(ends) > 100 and lengths.max() <= 300, "a target is given up after 300 steps"
+    at_end = data["observations"][ends[lengths < 300]][:, :2]
+    assert np.linalg.norm(at_end - np.round(at_end), axis=1).max() < 0.1 + 1e-6
+    targets = {tuple(cell) for cell in np.round(at_end).astype(int)}
+    assert len(targets) == 7, "any free cell, and the goal"
+
+
+def test_paths_are_shortest_and_go_through_free_cells():
+    maze = d4rl_tasks.MAZE2D["large"][0].split()
+    path = make_maze2d.shortest_path(maze, (1, 1), (7, 9))
+    assert path[-1] == (7, 9) and all(maze[i][j] != "#" for i, j in path)
+    for cell, next_cell in zip([(1, 1), *path], path, strict=False):
+        assert math.dist(cell, next_cell) == 1
+    assert len(path) == 6 + 8, "there is a way without a detour"
+    umaze = d4rl_tasks.MAZE2D["umaze"][0].split()
+    around = [(3, 2), (3, 3), (2, 3), (1, 3), (1, 2), (1, 1)]
+    assert make_maze2d.shortest_path(umaze, (3, 1), (1, 1)) == around
+    assert make_maze2d.shortest_path(maze, (3, 3), (3, 3)) == []
+
+
+@pytest.mark.parametrize("maze", ["umaze", "medium", "large"])
+def test_a_file_of_each_maze_is_found_under_the_name_of_d4rl(maze, d4rl_dir, tmp_path, capsys):
+    name = f"maze2d-{maze}-v1"
+    make(maze=maze, steps=1500)
+    path = d4rl_dir / f"maze2d-{maze}-sparse-v1.hdf5"
+    columns, _ = read(path)
+    out = capsys.readouterr().out
+    assert str(path) in out and f"td3_bc_n.py --env-id {name}" in out and "cp" not in out
+    data, metadata, _ = td3_bc_n.load_dataset(name)
+    assert metadata["source"] == "tools.make_maze2d" and not metadata["comparable_with_paper"]
+    assert len(data.obs) == 1499 - columns["timeouts"][:-1].sum()
+    # The same seed makes the same data, another seed other data.
+    for seed, same in ((1, True), (2, False)):
+        make(maze=maze, steps=1500, seed=seed, out=str(tmp_path / f"{seed}.hdf5"))
+        again, _ = read(tmp_path / f"{seed}.hdf5")
+        assert np.array_equal(again["actions"], columns["actions"]) == same
+
+
+def test_a_file_elsewhere_is_to_be_copied_to_the_directory_of_d4rl(tmp_path, capsys):
+    path = tmp_path / "my data.hdf5"
+    make(maze="large", steps=10, out=str(path))
+    out = capsys.readouterr().out
+    assert f'cp "{path}" "$D4RL_DATASET_DIR/maze2d-large-sparse-v1.hdf5"' in out
+
+
+def test_the_minari_dataset_has_the_same_transitions(capsys):
+    make(steps=4000)
+    make(steps=4000, minari="made/maze2d-umaze-v0")
+    assert "td3_bc_n.py --env-id made/maze2d-umaze-v0" in capsys.readouterr().out
+    dataset = minari.load_dataset("made/maze2d-umaze-v0")
+    assert dataset.total_steps == 4000
+    columns, _ = read(d4rl_tasks.file_path("maze2d-umaze-v1"))
+    keep = ~columns["timeouts"]  # the loader of D4RL's files leaves out these and the last row
+    keep[-1] = False
+    ours, _, _ = td3_bc_n.load_dataset("maze2d-umaze-v1")
+    data, metadata, make_env = td3_bc_n.load_dataset("made/maze2d-umaze-v0")
+    assert data.dones.sum() > 3 and 10 < (~keep).sum() < 100
+    for name, column, other in zip(data._fields, ours, data, strict=True):
+        np.testing.assert_allclose(other[keep], column, atol=1e-6, err_msg=name)
+    assert (metadata["ref_min_score"], metadata["ref_max_score"]) == (23.85, 161.86)
+    assert metadata["environment"] == "maze2d-umaze-v1"
+    env = make_env()
+    assert env.reset(seed=0)[0].shape == (4,) and env.spec.max_episode_steps == 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tiny": True, "seed": 2}, "takes no --maze, --steps, --seed or --minari"),
+        ({"tiny": True, "steps": 5}, "takes no --maze, --steps, --seed or --minari"),
+        ({"tiny": True, "maze": "large"}, "takes no --maze, --steps, --seed or --minari"),
+        ({"tiny": True, "minari": "my/tiny-v0"}, "takes no --maze, --steps, --seed or --minari"),
+        ({"tiny": True, "out": "BUNDLED"}, "exists and is not overwritten"),
+        ({"tiny": True, "out": "OTHER"}, "exists and is not overwritten"),
+        ({"out": "OTHER"}, "exists and is not overwritten"),
+        ({"maze": "medium"}, "exists and is not overwritten"),
+        ({"minari": "x"}, "not a dataset id of the form namespace/name-v0"),
+        ({"minari": "tests/swing-v0"}, "this Minari dataset exists"),
+        ({"minari": "my/maze-v0", "out": "new.hdf5"}, "exclude each other"),
+        ({"steps": 0}, "--steps must be at least 1"),
+    ],
+)
+def test_mistakes_are_one_line_before_the_work(arguments, message, tmp_path, d4rl_dir, monkeypatch):
+    monkeypatch.setattr(make_maze2d, "collect", None)  # it must not be called
+    d4rl_dir.mkdir()
+    (d4rl_dir / "maze2d-medium-sparse-v1.hdf5").touch()
+    (tmp_path / "other.hdf5").touch()
+    places = {"BUNDLED": d4rl_tasks.file_path(d4rl_tasks.TINY), "OTHER": tmp_path / "other.hdf5"}
+    arguments = {k: str(places[v]) if v in places else v for k, v in arguments.items()}
+    with pytest.raises(SystemExit, match=message) as error:
+        make(**arguments)
+    assert "\n" not in error.value.code
+
+
+def test_plain_tiny_overwrites_the_bundled_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(d4rl_tasks, "__file__", str(tmp_path / "d4rl_tasks.py"))
+    (tmp_path / "d4rl_tasks.py").touch()  # an environment wants it to exist
+    monkeypatch.setattr(make_maze2d, "TINY_STEPS", 10)
+    path = d4rl_tasks.file_path(d4rl_tasks.TINY)
+    assert path.is_relative_to(tmp_path)
+    for _ in range(2):
+        make(tiny=True)
+        assert len(read(path)[0]["actions"]) == 10
+    assert [file.name for file in path.parent.iterdir()] == [path.name], "no temporary files"

@@ -1,0 +1,483 @@
+"""Many runs with one command: on this machine, on a Ray cluster, or as a list of commands.
+
+    python -m tools.sweep td3_bc_n sac_bc_n --env-id hopper-medium-v2 --seed 1 2 3 --beta 0.01 0.03
+    python -m tools.sweep td3_bc_n finetune_td3_bc_n --seed 1 2    (fine-tunes each offline run)
+    python -m tools.sweep paper --ray --gpus-per-run 0.25          (a named grid, four runs per GPU)
+    python -m tools.sweep paper --env-id hopper-medium-v2          (a part of it)
+    python -m tools.sweep tiny --dry-run                           (prints the commands)
+
+Scripts or named grids come first, then arguments. Every argument of the scripts can have several
+values, and the runs are their product. An argument goes to those scripts that have it. Boolean
+arguments are flags as in the scripts, or take values: --independent-targets true false. Arguments
+after -- are passed on to all runs as they are. In a named grid, arguments replace its values;
+datasets that are in the grid select a part of it.
+
+The name of a run is made from its script and arguments. To resume a sweep, repeat its command:
+finished runs are skipped, interrupted runs are resumed, missing ones are started. A run that
+diverged (non-finite losses) counts as finished and has a file "diverged"; remove its directory to
+run it again. The output of a run is in RUNS_DIR/logs. At the end there are a table of scores and
+RUNS_DIR/returns.csv, with the return of each episode in the last evaluation of all finished runs.
+"""
+
+import argparse
+import csv
+import fcntl
+import hashlib
+import importlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+FINETUNE = ("finetune_td3_bc_n", "finetune_sac_bc_n")
+SCRIPTS = ("td3_bc_n", "sac_bc_n", *FINETUNE)
+DONE = ("finished", "diverged")
+
+# --- Named grids: a description, then the arguments of one or more sweeps ---
+
+SEEDS = "--seed 1 2 3 4 5"
+QUALITIES = ("medium", "medium-replay", "medium-expert", "expert")
+HALFCHEETAH, HOPPER, WALKER2D = (
+    " ".join(f"{robot}-{quality}-v2" for quality in QUALITIES)
+    for robot in ("halfcheetah", "hopper", "walker2d")
+)
+LOCOMOTION = f"{HALFCHEETAH} {HOPPER} {WALKER2D}"
+MAZE2D = "maze2d-umaze-v1 maze2d-medium-v1 maze2d-large-v1"
+ANTMAZE = "antmaze-umaze-v0 antmaze-umaze-diverse-v0 antmaze-medium-play-v0 "
+ANTMAZE += "antmaze-medium-diverse-v0 antmaze-large-play-v0 antmaze-large-diverse-v0"
+PEN = "pen-cloned-v1 pen-human-v1"
+TABLE_1 = f"{LOCOMOTION} {MAZE2D} {ANTMAZE} {PEN}"
+TINY = "tiny-maze2d-umaze-v0"
+GRIDS = f"""
+paper: Table 1
+    td3_bc_n sac_bc_n --env-id {TABLE_1} {SEEDS}
+paper-adroit: all Adroit tasks, TD3-BC-N
+    td3_bc_n --env-id {PEN} hammer-cloned-v1 hammer-human-v1 door-cloned-v1 door-human-v1 \
+        relocate-cloned-v1 relocate-human-v1 {SEEDS}
+paper-variable-beta: best beta per dataset; without --beta, they are runs of paper
+    td3_bc_n --env-id halfcheetah-medium-v2 halfcheetah-medium-replay-v2 --beta 0 {SEEDS}
+    td3_bc_n --env-id halfcheetah-medium-expert-v2 halfcheetah-expert-v2 {SEEDS}
+    td3_bc_n --env-id hopper-medium-v2 hopper-medium-replay-v2 --beta 0.01 {SEEDS}
+    td3_bc_n --env-id hopper-medium-expert-v2 hopper-expert-v2 {SEEDS}
+    td3_bc_n --env-id walker2d-medium-v2 --beta 0.01 {SEEDS}
+    td3_bc_n --env-id walker2d-medium-expert-v2 --beta 0 {SEEDS}
+    td3_bc_n --env-id walker2d-medium-replay-v2 walker2d-expert-v2 {SEEDS}
+    sac_bc_n --env-id {HALFCHEETAH} {SEEDS}
+    sac_bc_n --env-id hopper-medium-v2 hopper-medium-expert-v2 hopper-expert-v2 {SEEDS}
+    sac_bc_n --env-id hopper-medium-replay-v2 walker2d-medium-replay-v2 --beta 0 {SEEDS}
+    sac_bc_n --env-id walker2d-medium-v2 walker2d-medium-expert-v2 --beta 0.001 {SEEDS}
+    sac_bc_n --env-id walker2d-expert-v2 {SEEDS}
+paper-finetune: the runs of paper, and the fine-tuning of each
+    {" ".join(SCRIPTS)} --env-id {TABLE_1} {SEEDS}
+paper-ablations: beta 0, N 2, no inflation, shared targets; critic-init torch (not in the paper)
+    td3_bc_n --env-id {LOCOMOTION} --beta 0 {SEEDS}
+    td3_bc_n --env-id {LOCOMOTION} --num-critics 2 {SEEDS}
+    td3_bc_n --env-id {LOCOMOTION} --bc-inflation 1 {SEEDS}
+    td3_bc_n --env-id {ANTMAZE} {PEN} --no-independent-targets {SEEDS}
+    td3_bc_n --env-id {TABLE_1} --critic-init torch {SEEDS}
+paper-n-beta: section 5.3; the paper has its values of beta only in pictures, these are ours
+    td3_bc_n --env-id hopper-medium-expert-v2 --num-critics 2 5 10 20 50 \
+        --beta 0 0.01 0.03 0.1 0.3 1 --independent-targets false true {SEEDS}
+tiny: paper-n-beta in small, on the bundled dataset
+    td3_bc_n --env-id {TINY} --num-critics 2 5 10 20 --beta 0 0.02 0.2 1 \
+        --independent-targets false true --bc-inflation 1 --seed 1
+tiny-ablations: the full method and five ablations, on the bundled dataset
+    td3_bc_n --env-id {TINY} {SEEDS}
+    td3_bc_n --env-id {TINY} --beta 0 {SEEDS}
+    td3_bc_n --env-id {TINY} --num-critics 2 {SEEDS}
+    td3_bc_n --env-id {TINY} --bc-inflation 1 {SEEDS}
+    td3_bc_n --env-id {TINY} --independent-targets {SEEDS}
+    td3_bc_n --env-id {TINY} --critic-init torch {SEEDS}
+tiny-first-hour: bundled dataset: offline, fine-tuning of each run, and online from scratch
+    {" ".join(SCRIPTS)} --env-id {TINY} {SEEDS}
+    {" ".join(FINETUNE)} --env-id {TINY} --batch-size 64 {SEEDS}
+"""
+GRIDS = [grid.split("\n    ") for grid in re.split(r"\n(?=\w)", GRIDS.strip())]
+GRIDS = {grid[0].split(": ")[0]: grid for grid in GRIDS}  # {name: [title, sweep, ...]}
+
+
+# --- From arguments to runs ---
+
+
+class Job(NamedTuple):
+    name: str  # of the run directory
+    script: str
+    arguments: dict  # of the script
+    passed_on: list  # more arguments of the script, as they are
+    parent: "Job | None"  # the offline run that this run fine-tunes
+
+
+def script_arguments():
+    """{script: {argument: type}}, without those that the sweep sets itself."""
+    own = ("run_name", "runs_dir", "resume")
+    types = {script: importlib.import_module(script).Args.__annotations__ for script in SCRIPTS}
+    return {s: {name: t for name, t in types[s].items() if name not in own} for s in SCRIPTS}
+
+
+def make_parser(types):
+    parser = argparse.ArgumentParser(
+        usage="python -m tools.sweep SCRIPTS | GRID [options] [--ARGUMENT VALUES ...] [-- ...]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.error = lambda message: sys.exit(f"{message} (see python -m tools.sweep --help)")
+    add = parser.add_argument
+    add("names", nargs="+", choices=[*SCRIPTS, *GRIDS], metavar="names", help="scripts or grids")
+    add("--runs-dir", default="runs", help="directory for all runs (default: runs)")
+    text = "run on Ray: on this machine, or on the cluster at ADDRESS (auto: the one started here)"
+    add("--ray", nargs="?", const="local", metavar="ADDRESS", help=text)
+    text = "CPU cores and threads per run (default: 1 with --ray, otherwise all cores)"
+    add("--cpus-per-run", type=int, metavar="N", help=text)
+    text = "GPUs per run with --ray, 0.25 for four runs per GPU (default: 1 if there are GPUs)"
+    add("--gpus-per-run", type=float, metavar="X", help=text)
+    text = "print the commands of all runs that can start now, one per line"
+    add("--dry-run", action="store_true", help=text)
+    hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    for name, kind in {name: types[s][name] for s in SCRIPTS for name in types[s]}.items():
+        option = name.replace("_", "-")
+        if kind is bool:
+            add(f"--{option}", dest=name, nargs="*", choices=["true", "false"], **hidden)
+            add(f"--no-{option}", dest=name, action="store_const", const=["false"], **hidden)
+        elif kind in (int, float):
+            add(f"--{option}", dest=name, nargs="+", type=kind, **hidden)
+        else:  # str, str | None or Literal
+            choices = [choice for choice in get_args(kind) if isinstance(choice, str)] or None
+            add(f"--{option}", dest=name, nargs="+", choices=choices, **hidden)
+    parser.epilog = "named grids and their number of runs:\n"
+    for name, (title, *_) in GRIDS.items():
+        runs = make_jobs(make_sweeps([name], {}, parser, types), types)
+        parser.epilog += f"{len(runs):6}  {title}\n"
+    return parser
+
+
+def given_arguments(args, types):
+    names = set().union(*types.values())
+    return {name: values or ["true"] for name, values in vars(args).items() if name in names}
+
+
+def make_sweeps(names, given, parser, types):
+    """Pairs of scripts and {argument: values}: of these scripts, or of these named grids."""
+    sweeps = [(names, {})]
+    if not set(names) <= set(SCRIPTS):
+        if not set(names) <= set(GRIDS):
+            parser.error(f"scripts or named grids, not both: {' '.join(names)}")
+        lines = [parser.parse_args(line.split()) for name in names for line in GRIDS[name][1:]]
+        sweeps = [(line.names, given_arguments(line, types)) for line in lines]
+    for name in given:
+        if not any(name in types[script] for scripts, _ in sweeps for script in scripts):
+            parser.error(f"--{name.replace('_', '-')}: not an argument of these scripts")
+    datasets = given.get("env_id", [])
+    if set(datasets) <= {x for _, values in sweeps for x in values.get("env_id", [])}:
+        # Datasets of the grid select a part of it. Other values replace those of the grid.
+        for _, values in sweeps if datasets else []:
+            values["env_id"] = [x for x in values["env_id"] if x in datasets]
+        given = {name: values for name, values in given.items() if name != "env_id"}
+    return [(scripts, values | given) for scripts, values in sweeps]
+
+
+def make_jobs(sweeps, types, passed_on=()):
+    """All runs as {name: job}. Offline runs are before those that fine-tune them."""
+    jobs = {}
+    for scripts, arguments in sweeps:
+        made = []
+        for script in sorted(scripts, key=FINETUNE.__contains__):
+            offline = script.removeprefix("finetune_")
+            given = {name: arguments[name] for name in arguments if name in types[script]}
+            shared, parents = [], [None]
+            if script != offline and offline in scripts and "checkpoint" not in given:
+                shared = [name for name in given if name in types[offline]]
+                parents = [job for job in made if job.script == offline]
+            elif script != offline and "checkpoint" not in given and "env_id" not in given:
+                sys.exit(f"{script} needs {offline} before it, or --checkpoint, or --env-id")
+            elif "checkpoint" not in given:
+                given = {"env_id": [TINY]} | given | {"seed": given.get("seed", [1])}  # defaults
+            own = {name: values for name, values in given.items() if name not in shared}
+            for parent, values in product(parents, product(*own.values())):
+                swept = dict(zip(own, values, strict=True))
+                inherited = {name: parent.arguments[name] for name in shared}
+                name = run_name(script, parent, swept, passed_on)
+                made.append(Job(name, script, inherited | swept, list(passed_on), parent))
+        jobs |= {job.name: job for job in made}
+    return jobs
+
+
+def run_name(script, parent, arguments, passed_on):
+    """Different runs have different names, and the same run always has the same name."""
+    parts = [f"finetune_{parent.name}" if parent else script]
+    parts += [arguments["env_id"]] if "env_id" in arguments else []
+    parts += (
+        ["scratch"] if script in FINETUNE and not parent and "checkpoint" not in arguments else []
+    )
+    names = sorted(arguments, key=lambda name: (name == "seed", name))  # seed last
+    parts += [f"{name}={arguments[name]}" for name in names if name != "env_id"]
+    text = "__".join(parts if parent else [*parts, *passed_on])
+    name = re.sub(r"[^\w.=+-]", "-", text, flags=re.ASCII)
+    if name != text or len(name) > 150:
+        name = f"{name[:140]}__{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return name
+
+
+# --- One run: this is what Ray workers do ---
+
+
+def state(directory):
+    files = {"diverged": "diverged", "result.json": "finished", "checkpoint.pt": "interrupted"}
+    found = [name for file, name in files.items() if Path(directory, file).exists()]
+    return found[0] if found else "no checkpoint" if Path(directory).exists() else "missing"
+
+
+def make_command(job, runs_dir):
+    """The command that starts this run, or resumes it from its checkpoint."""
+    command, directory = ["python", f"{job.script}.py"], Path(runs_dir, job.name)
+    if state(directory) == "interrupted":
+        return [*command, "--resume", str(directory)]
+    for name, value in job.arguments.items():
+        option = name.replace("_", "-")
+        flags = {"true": [f"--{option}"], "false": [f"--no-{option}"]}
+        command += flags.get(value, [f"--{option}", str(value)])
+    if job.parent:
+        command += ["--checkpoint", str(Path(runs_dir, job.parent.name))]
+    return [*command, "--runs-dir", runs_dir, "--run-name", job.name, *job.passed_on]
+
+
+def run_job(job, runs_dir, cwd, cpus, should_stop, offline=None):
+    """Starts or resumes a run and waits for its end. Returns its status and a message.
+
+    offline is what this function returned for the offline run, if that was in this sweep.
+    """
+    if should_stop():
+        return "stopped", ""
+    os.chdir(cwd)  # a Ray worker may be in another directory
+    directory, log_path = Path(runs_dir, job.name), Path(runs_dir, "logs", f"{job.name}.log")
+    if job.parent:
+        status = offline[0] if offline else state(Path(runs_dir, job.parent.name))
+        if status != "finished":
+            return "skipped", f"offline run {status}"
+    with open(log_path, "a") as log:
+        # The script inherits this lock with its output. Two processes never write the same run,
+        # even if this worker is lost or if there is a second sweep.
+        while not should_stop():
+            try:
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.2)
+        if should_stop():
+            return "stopped", ""
+        command, code, stopped = make_command(job, runs_dir), 0, False
+        if state(directory) not in DONE:  # else a second sweep has just done it
+            if "--resume" not in command:
+                shutil.rmtree(directory, ignore_errors=True)  # it was stopped before a checkpoint
+            code, stopped = call(command, log, cpus, should_stop)
+        lines = log_path.read_text(errors="replace").strip().splitlines()
+        if code == 3:
+            (directory / "diverged").write_text(f"{lines[-1]}\n")
+    if state(directory) == "diverged":
+        return "diverged", (directory / "diverged").read_text().strip()
+    if code == 0:
+        result = json.loads((directory / "result.json").read_text())
+        return "finished", "score {score:.1f} ± {score_stderr:.1f}".format(**result)
+    if stopped:
+        return "stopped", ""
+    if "--resume" in command and ": finished at step" in lines[-1]:
+        shutil.rmtree(directory)  # it was killed between its last checkpoint and result.json
+        return run_job(job, runs_dir, cwd, cpus, should_stop, offline)
+    return "failed", f"exit code {code}, {lines[-1]} (log: {log_path})"
+
+
+def call(command, log, cpus, should_stop):
+    """Runs a script to its end, or stops it. Returns its exit code, and whether it was stopped."""
+    print(f"$ {shlex.join(command)}", file=log, flush=True)
+    command = [sys.executable, str(ROOT / command[1]), *command[2:]]
+    if sys.platform == "linux":  # prctl(PR_SET_PDEATHSIG, SIGKILL): the script dies with its parent
+        code = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
+        code += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+        command[1:1] = ["-c", code]
+    threads = {"OMP_NUM_THREADS": str(cpus), "MKL_NUM_THREADS": str(cpus)} if cpus else {}
+    # In a session of its own: Ctrl-C in a terminal reaches only the sweep.
+    options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
+    process = subprocess.Popen(command, env=os.environ | threads, **options)
+    stopped = False
+    while process.poll() is None:
+        if should_stop() and not stopped:
+            process.terminate()
+            stopped = True
+        time.sleep(0.1)
+    return process.returncode, stopped
+
+
+# --- All runs ---
+
+
+def run_in_order(jobs, args, report, should_stop):
+    for job in jobs:
+        report(job, *run_job(job, args.runs_dir, os.getcwd(), args.cpus_per_run, should_stop))
+
+
+def connect(address):
+    """Starts Ray on this machine, or connects to a cluster."""
+    try:
+        import ray
+    except ImportError:
+        sys.exit("--ray needs Ray: pip install ray")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    options = {"address": address, "logging_level": "ERROR", "log_to_driver": False}
+    if address == "local":
+        options |= {"include_dashboard": False, "object_store_memory": 100 * 2**20}
+    try:
+        host, _, port = address.rpartition(":")
+        if port.isdigit():  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), timeout=10).close()
+        ray.init(**options)
+    except (OSError, ValueError) as error:
+        sys.exit(f"--ray {address}: {str(error).strip().splitlines()[0]}")
+
+
+def run_on_ray(jobs, args, report, should_stop):
+    import ray
+
+    available = ray.cluster_resources()
+    cpus, gpus = args.cpus_per_run or 1, args.gpus_per_run
+    gpus = min(1, available.get("GPU", 0)) if gpus is None else gpus
+    if args.ray == "local" and (cpus > available["CPU"] or gpus > available.get("GPU", 0)):
+        sys.exit(f"a run with {cpus} CPUs and {gpus} GPUs does not fit on this machine")
+
+    stop_file = Path(args.runs_dir, "logs", f"stop-{os.getpid()}-{time.time_ns()}").absolute()
+    # When a worker is lost, Ray calls run_job again, and that resumes the run.
+    task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=10)(run_job)
+    tasks = {}
+    for job in jobs:
+        offline = [tasks[job.parent.name]] if job.parent and job.parent.name in tasks else []
+        settings = args.runs_dir, os.getcwd(), cpus, stop_file.exists
+        tasks[job.name] = task.remote(job, *settings, *offline)
+    pending = {tasks[job.name]: job for job in jobs}
+    while pending:
+        done, _ = ray.wait(list(pending), timeout=0.2)
+        if should_stop():
+            stop_file.touch()
+        for reference in done:
+            try:
+                result = ray.get(reference)
+            except Exception as error:  # for example, the worker was lost too often
+                result = "failed", str(error).strip().splitlines()[-1]
+            report(pending.pop(reference), *result)
+    stop_file.unlink(missing_ok=True)
+    ray.shutdown()
+
+
+def dry_run(jobs, runs_dir):
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for --dry-run | head
+    waiting = 0
+    for job in jobs:
+        directory = Path(runs_dir, job.name)
+        if job.parent and state(Path(runs_dir, job.parent.name)) != "finished":
+            waiting += 1
+        elif state(directory) == "no checkpoint":
+            print(f"{directory}: no checkpoint, remove it if it is not running", file=sys.stderr)
+        elif state(directory) not in DONE:
+            print(shlex.join(make_command(job, runs_dir)))
+    if waiting:
+        print(f"{waiting} runs wait for their offline runs, repeat this later", file=sys.stderr)
+
+
+def write_results(jobs, runs_dir):
+    """Prints the table of tools.plot and writes returns.csv."""
+    from tools import plot
+    from tools.runs import normalized_scores, read_run
+
+    runs = {}
+    for job in jobs:
+        try:
+            runs[job.name] = read_run(Path(runs_dir, job.name))
+        except (KeyError, ValueError) as error:
+            print(f"left out: {error}", file=sys.stderr)
+    print(f"\n{plot.table(plot.group(runs.values()))}")
+    swept = dict.fromkeys(name for job in jobs for name in job.arguments)
+    swept |= {"checkpoint": None} if any(job.parent for job in jobs) else {}
+    swept = [name for name in swept if name not in ("env_id", "seed")]
+    with open(Path(runs_dir, "returns.csv"), "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["script", "env_id", *swept, "seed", "episode", "return", "score"])
+        for job, run in ((job, runs[job.name]) for job in jobs if job.name in runs):
+            args = (job.parent.arguments if job.parent else {}) | run.args
+            row = [run.script, args["env_id"], *(args.get(name) for name in swept), args["seed"]]
+            returns = run.returns or []  # none of a run that diverged
+            scores = normalized_scores(returns, run.metadata)
+            writer.writerows([*row, i, returns[i], scores[i]] for i in range(len(returns)))
+    print(f"returns of all episodes: {Path(runs_dir, 'returns.csv')}")
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    end = argv.index("--") if "--" in argv else len(argv)
+    passed_on = argv[end + 1 :]
+    types = script_arguments()
+    parser = make_parser(types)
+    args = parser.parse_args(argv[:end])
+    sweeps = make_sweeps(args.names, given_arguments(args, types), parser, types)
+    jobs = make_jobs(sweeps, types, passed_on)
+    if args.gpus_per_run is not None and not args.ray:
+        parser.error("--gpus-per-run needs --ray")
+    if args.cpus_per_run is not None and args.cpus_per_run < 1:
+        parser.error("--cpus-per-run must be at least 1")
+    if args.dry_run:
+        return dry_run(jobs.values(), args.runs_dir)
+
+    try:
+        Path(args.runs_dir, "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"--runs-dir {args.runs_dir}: cannot be written ({error})")
+    statuses = {name: state(Path(args.runs_dir, name)) for name in jobs}
+    messages, signals = dict.fromkeys(jobs, ""), []
+    to_do = [job for job in jobs.values() if statuses[job.name] not in DONE]
+    print(f"{len(jobs)} runs in {args.runs_dir}, {len(jobs) - len(to_do)} finished before")
+    if to_do and args.ray:
+        connect(args.ray)  # before the signal handlers: Ray sets its own
+    bar = tqdm(total=len(jobs), initial=len(jobs) - len(to_do), unit="run", disable=None)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: signals.append(number))
+
+    def should_stop():
+        bar.refresh()
+        return bool(signals)
+
+    def report(job, status, message):
+        statuses[job.name], messages[job.name] = status, message
+        if status != "stopped":
+            tqdm.write(f"{status}: {job.name} {message}")
+            bar.update()
+
+    if to_do:
+        (run_on_ray if args.ray else run_in_order)(to_do, args, report, should_stop)
+    bar.close()
+    counts = Counter(statuses.values())
+    print("\n" + ", ".join(f"{count} {status}" for status, count in counts.items()))
+    for status in ("diverged", "skipped", "failed"):
+        names = [name for name in jobs if statuses[name] == status]
+        print(*(f"{status}: {name} {messages[name]}\n" for name in names), sep="", end="")
+    if signals:
+        print("stopped, repeat the command to resume")
+        sys.exit(128 + signals[0])
+    done = [job for job in jobs.values() if statuses[job.name] in DONE]
+    done = [job for job in done if Path(args.runs_dir, job.name, "checkpoint.pt").exists()]
+    if done:
+        write_results(done, args.runs_dir)
+    sys.exit(1 if counts["failed"] else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""What the studies share: which runs they read, scores over seeds, tables and pictures."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+from tools.runs import normalized_scores, read_runs
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+# Arguments in which the runs of one experiment may differ.
+IGNORED = {"seed", "run_name", "runs_dir", "resume", "checkpoint", "track", "log_frequency"}
+IGNORED |= {"cuda", "cudagraphs", "compile", "matmul_precision", "eval_frequency", "eval_episodes"}
+
+
+def ended_runs(runs_dir, offline=True):
+    """Runs that finished or diverged. Of runs with the same arguments and seed, the newest."""
+    runs = {}
+    for run in read_runs([runs_dir]):  # oldest first
+        if offline and run.script.startswith("finetune"):
+            print(f"left out: {run.path.name} is a fine-tuning run", file=sys.stderr)
+        elif run.returns is None and not run.diverged:
+            print(f"left out: {run.path.name} is not finished", file=sys.stderr)
+        else:
+            experiment = [(name, run.args[name]) for name in run.args if name not in IGNORED]
+            runs[run.script, run.metadata["source"], str(experiment), run.args["seed"]] = run
+    if not runs:
+        sys.exit(f"{runs_dir}: no finished runs")
+    return list(runs.values())
+
+
+def differing_args(runs):
+    """Names of the arguments that differ between these runs, without seed and bookkeeping."""
+    names = [name for name in runs[0].args if name not in IGNORED]
+    return [name for name in names if len({str(run.args.get(name)) for run in runs}) > 1]
+
+
+def dataset_name(run):
+    """Scores on D4RL's data and on Minari's are never compared with each other."""
+    return run.args["env_id"] + (" (Minari)" if run.metadata["source"] == "minari" else "")
+
+
+def task_defaults(run):
+    """Default arguments of the script and task of a run."""
+    script, env_id = importlib.import_module(run.script), run.args["env_id"]
+    return vars(script.Args(**{"env_id": env_id, **script.task_defaults(env_id)}))
+
+
+def final_score(run):
+    """Mean normalized score of the last evaluation; NaN if the run diverged."""
+    if run.diverged:
+        return float("nan")
+    return float(normalized_scores(run.returns, run.metadata).mean())
+
+
+def mean_and_stderr(values):
+    """Over seeds. The standard error of a single seed is NaN."""
+    stderr = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    return float(np.mean(values)), float(stderr)
+
+
+def format_scores(values):
+    """Mean ± standard error over seeds as text."""
+    diverged = int(np.isnan(values).sum())
+    if len(values) == 0:
+        return "-"
+    if diverged:
+        return "diverged" if diverged == len(values) else f"{diverged} of {len(values)} diverged"
+    mean, stderr = mean_and_stderr(values)
+    return f"{mean:.1f}" if np.isnan(stderr) else f"{mean:.1f} ± {stderr:.1f}"
+
+
+def markdown_table(header, rows):
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def save(out, name, sections, figures):
+    """Writes NAME.md, with a title, a picture and text per section, and the pictures."""
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        for file_name, figure in figures.items():
+            figure.savefig(Path(out, file_name), dpi=130)
+            plt.close(figure)
+        Path(out, f"{name}.md").write_text("\n\n".join(sections) + "\n", encoding="utf-8")
+    except OSError as error:
+        sys.exit(f"{out}: cannot be written ({error})")
+    print(f"wrote {Path(out, name)}.md, {', '.join(figures)}")
+
+
+def subplots(rows, columns, title, width=2.2, height=2.5, **kwargs):
+    size = (width * columns + 1.6, height * rows + 0.9)
+    kwargs |= {"figsize": size, "squeeze": False, "layout": "constrained"}
+    figure, axes = plt.subplots(rows, columns, **kwargs)
+    figure.suptitle(title, fontsize="medium")
+    return figure, axes

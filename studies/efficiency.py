@@ -1,0 +1,162 @@
+"""Training time beside the paper's table, and score against training time.
+
+    python -m tools.speed --json speed.json
+    python -m studies.efficiency --speed speed.json                 (tables of seconds and memory)
+    python -m studies.efficiency --speed speed.json runs            (and score against time)
+
+The paper's numbers are of an RTX 2080 Ti. Nothing is trained.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+
+import matplotlib.pyplot as plt
+import numpy as np
+import tyro
+
+from studies import common
+
+# Seconds per 10,000 gradient steps, millions of gradient steps, GB of GPU memory (paper, appendix).
+PAPER = {
+    "TD3-BC": (26, 1, 1.2),
+    "TD3-BC-10": (31, 1, 1.2),
+    "SAC-BC-10": (62, 1, 1.2),
+    "SAC-10": (60, 3, 1.2),
+    "SAC-20": (61, 3, 1.3),
+    "SAC-100": (142, 3, 1.6),
+    "SAC-200": (251, 3, 2.0),
+    "SAC-500": (588, 3, 3.5),
+    "EDAC-10": (76, 3, 1.2),
+    "EDAC-20": (86, 3, 1.3),
+    "EDAC-50": (136, 3, 1.5),
+    "MSG-4": (65, 2, 1.2),
+    "MSG-64": (131, 2, 1.5),
+    "CQL": (123, 1, 1.3),
+    "IQL": (54, 1, 1.2),
+}
+SAME = {("td3_bc_n", 10): "TD3-BC-10", ("sac_bc_n", 10): "SAC-BC-10"}
+
+
+@dataclass
+class Args:
+    speed: str  # JSON file of tools.speed
+    runs_dir: tyro.conf.Positional[str] = ""  # directory with runs, for score against time
+    out: str = "studies-out"  # directory for the pictures and the tables
+
+
+def read_speed(path):
+    try:
+        with open(path) as file:
+            rows = json.load(file)
+        keys = ("script", "num_critics", "task", "device", "steps_per_second", "peak_memory_mb")
+        rows = [{key: row[key] for key in keys} for row in rows]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"{path}: not a JSON file of tools.speed ({error!r})")
+    return rows or sys.exit(f"{path}: has no rows")
+
+
+def speed_table(rows):
+    """Seconds per 10,000 steps, hours per 1M steps and memory of this machine."""
+    lines = []
+    for row in rows:
+        seconds = 10_000 / row["steps_per_second"]
+        paper = PAPER.get(SAME.get((row["script"], row["num_critics"])))
+        line = [row["script"], row["num_critics"], row["task"], row["device"], f"{seconds:.1f}"]
+        line += [f"{paper[0]}" if paper else "-", f"{seconds / 36:.1f}"]
+        memory = row["peak_memory_mb"]
+        lines.append([*line, "-" if memory is None else f"{memory:.0f}"])
+    header = ["script", "N", "task", "device", "s per 10,000 steps", "paper's s"]
+    header += ["hours per 1M steps", "peak memory (MB)"]
+    return common.markdown_table(header, lines)
+
+
+def paper_table():
+    lines = [
+        [name, seconds, f"{seconds / 36:.1f}", f"{millions}M", f"{millions * seconds / 36:.1f}", gb]
+        for name, (seconds, millions, gb) in PAPER.items()
+    ]
+    header = ["method", "s per 10,000 steps", "hours per 1M steps", "steps in total"]
+    return common.markdown_table([*header, "hours in total", "GPU memory (GB)"], lines)
+
+
+def draw_speed(rows):
+    bars = [(f"{name} (paper)", paper[0], "white") for name, paper in PAPER.items()]
+    for row in rows:
+        label = f"{row['script']}, N = {row['num_critics']}, {row['task']}, {row['device']}"
+        bars.append((label, 10_000 / row["steps_per_second"], "dimgray"))
+    bars.sort(key=lambda bar: bar[1])
+    title = "Training time: the paper's methods on its GPU (white), this machine (gray)"
+    figure, axes = common.subplots(1, 1, title, width=7, height=0.23 * len(bars) + 0.5)
+    names, seconds, colors = zip(*bars, strict=True)
+    drawn = axes[0, 0].barh(names, seconds, color=colors, edgecolor="black")
+    axes[0, 0].bar_label(drawn, [f"{s:.0f}" for s in seconds], padding=3)
+    axes[0, 0].set(xlabel="seconds per 10,000 gradient steps", ylim=(len(bars) - 0.4, -0.6))
+    axes[0, 0].margins(x=0.1)
+    return figure
+
+
+def score_curves(runs):
+    """{dataset: {label: curve}}. A label has the arguments that differ from the defaults."""
+    datasets = {}
+    for run in runs:
+        if run.steps_per_second:  # finished
+            datasets.setdefault((run.script, common.dataset_name(run)), []).append(run)
+    curves = {}
+    for (script, dataset), of_dataset in datasets.items():
+        differing, defaults = common.differing_args(of_dataset), common.task_defaults(of_dataset[0])
+        groups = {}
+        for run in of_dataset:
+            changed = [name for name in differing if run.args[name] != defaults[name]]
+            label = ", ".join([script, *(f"{name} {run.args[name]}" for name in changed)])
+            label += "" if run.args.get("checkpoint", True) else ", from scratch"
+            groups.setdefault(label, []).append(run)
+        lines = {label: mean_curve(group) for label, group in sorted(groups.items())}
+        curves[dataset] = curves.get(dataset, {}) | lines
+    return curves or sys.exit("no run is finished")
+
+
+def mean_curve(runs):
+    """Mean over seeds at the steps that all runs have evaluated."""
+    steps = sorted(set.intersection(*({entry["step"] for entry in r.history} for r in runs)))
+    scores = [[e["score"] for e in run.history if e["step"] in steps] for run in runs]
+    minutes = np.array(steps) / np.mean([run.steps_per_second for run in runs]) / 60
+    stats = [common.mean_and_stderr(column) for column in zip(*scores, strict=True)]
+    return minutes, *np.transpose(stats), len(runs)
+
+
+def draw_curves(curves):
+    title = "Score against training time on the machine of the runs (mean ± s.e. over seeds)"
+    figure, axes = common.subplots(len(curves), 1, title, width=7, height=3.2)
+    for ax, (dataset, lines) in zip(axes[:, 0], curves.items(), strict=True):
+        for i, (label, (minutes, mean, stderr, _)) in enumerate(lines.items()):
+            color = plt.get_cmap("viridis")(0.9 * i / max(1, len(lines) - 1))
+            style = ("-", "--", ":", "-.")[i % 4]
+            ax.plot(minutes, mean, style, marker="os^Dv"[i % 5], color=color, label=label)
+            ax.fill_between(minutes, mean - stderr, mean + stderr, color=color, alpha=0.2)
+        ax.set(title=dataset, xlabel="training time (minutes)", ylabel="normalized score")
+        ax.grid(alpha=0.3)
+        ax.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def main(args):
+    rows = read_speed(args.speed)
+    figures = {"speed.png": draw_speed(rows)}
+    sections = ["# Efficiency", "![speed](speed.png)", "This machine:", speed_table(rows)]
+    sections += ["The paper, on an RTX 2080 Ti:", paper_table()]
+    if args.runs_dir:
+        curves = score_curves(common.ended_runs(args.runs_dir, offline=False))
+        figures["score_time.png"] = draw_curves(curves)
+        lines = [
+            [dataset, label, seeds, f"{minutes[-1]:.1f}", f"{mean[-1]:.1f}"]
+            for dataset, of_dataset in curves.items()
+            for label, (minutes, mean, _, seeds) in of_dataset.items()
+        ]
+        header = ["dataset", "runs", "seeds", "minutes", "final score"]
+        sections += ["![score_time](score_time.png)", common.markdown_table(header, lines)]
+    common.save(args.out, "efficiency", sections, figures)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))

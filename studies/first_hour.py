@@ -1,0 +1,94 @@
+"""Offline training, then fine-tuning, in one picture: scores by steps, mean ± s.e. over seeds.
+
+    python -m tools.sweep tiny-first-hour
+    python -m studies.first_hour runs
+
+Reads offline runs, the fine-tuning runs that started from them, and runs from scratch, all of one
+environment. Writes first-hour.png and first-hour.md. Unfinished runs are left out.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import tyro
+
+from tools.plot import curve
+from tools.runs import normalized_scores, read_runs
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+STYLES = {"td3_bc_n": ("TD3-BC-N", "#1f77b4"), "sac_bc_n": ("SAC-BC-N", "#d62728")}
+
+
+@dataclass
+class Args:
+    runs: tyro.conf.Positional[list[str]]  # run directories, or directories of them
+    out: str = "studies-out"  # directory for the picture and the table
+
+
+def phases(runs):
+    """Finished runs by (algorithm, phase); fine-tuning without a checkpoint is from scratch."""
+    found = {}
+    for run in runs:
+        algorithm = run.script.removeprefix("finetune_")
+        phase = "offline"
+        if run.script != algorithm:
+            phase = "fine-tuning" if run.args["checkpoint"] else "from scratch"
+        if run.returns is not None:
+            found.setdefault((algorithm, phase), {})[run.args["seed"]] = run
+    return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in found.items()}
+
+
+def draw(found, path):
+    figure, panels = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
+    for (algorithm, phase), runs in sorted(found.items()):
+        label, color = STYLES[algorithm]
+        axes = panels[0] if phase == "offline" else panels[1]
+        steps, mean, stderr = curve(runs)
+        scratch = phase == "from scratch"
+        label += (" from scratch" if scratch else "") + f" ({len(runs)} seeds)"
+        style = {"linestyle": ":" if scratch else "-", "marker": "x" if scratch else "o"}
+        axes.plot(steps, mean, color=color, label=label, markersize=4, **style)
+        axes.fill_between(steps, mean - stderr, mean + stderr, color=color, alpha=0.15)
+        if phase == "fine-tuning":
+            axes.axhline(mean[0], color=color, linestyle="--", linewidth=1)
+    with_data = [runs[0].metadata for (_, phase), runs in found.items() if phase != "from scratch"]
+    dataset = normalized_scores(with_data[0]["mean_return"], with_data[0])
+    for axes, title in zip(panels, ("Offline training", "Online fine-tuning"), strict=True):
+        axes.axhline(dataset, color="gray", linestyle="-.", linewidth=1, label="dataset")
+        axes.set(title=title, xlabel="gradient steps" if "Off" in title else "environment steps")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    panels[0].set_ylabel("normalized score")
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def table(found):
+    lines = ["| runs | seeds | first evaluation | last evaluation | worst episode |"]
+    lines.append("|---|---|---|---|---|")
+    for (algorithm, phase), runs in sorted(found.items()):
+        cells = []
+        for index in (0, -1):
+            scores = np.array([run.history[index]["score"] for run in runs])
+            stderr = scores.std(ddof=1) / np.sqrt(len(scores)) if len(scores) > 1 else float("nan")
+            cells.append(f"{scores.mean():.1f} ± {stderr:.1f}")
+        worst = min(run.history[-1]["score_worst"] for run in runs)
+        name = f"{STYLES[algorithm][0]}, {phase}"
+        lines.append(f"| {name} | {len(runs)} | {cells[0]} | {cells[1]} | {worst:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(args):
+    found, out = phases(read_runs(args.runs)), Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    draw(found, out / "first-hour.png")
+    (out / "first-hour.md").write_text(text := table(found))
+    print(f"{out / 'first-hour.png'}\n\n{text}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))

@@ -1,0 +1,360 @@
+"""Uncertainty of the critic ensemble by N and beta: section 5.3 of the paper, from finished runs.
+
+    python -m studies.uncertainty runs/tiny --out studies-out
+
+The runs are of one script and one dataset and differ in num_critics (N), beta, independent_targets
+and seed. beta is the weight of the BC term at the end of a run: it includes bc_inflation if the run
+ended before bc_inflation_steps. A run diverged if tools.sweep marked it (losses not finite) or if
+its values are larger than any return. A cell with a diverged seed is white. Nothing is trained.
+"""
+
+import math
+import sys
+from dataclasses import dataclass
+from itertools import pairwise, product
+from statistics import NormalDist
+from typing import NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+import tyro
+from matplotlib.colors import LogNorm, Normalize
+from tqdm import tqdm
+
+from studies import common
+from tools.runs import load_agent, load_data
+
+TARGETS = {False: "shared targets", True: "independent targets"}
+MEASURES = ("std", "clip penalty", "Q_min")
+ACTIONS = ("data", "policy", "random")
+CENTER = {"ha": "center", "va": "center"}
+RATIO_TEXT = """\
+Clip penalty over std: std and clip penalty of random actions, and the ratio for data, policy and
+random actions. Equation 4 is the paper's ratio for Gaussian values. "Gaussian samples" is measured
+on Gaussian samples of size N as on the critics, with the bias of the sample std. The values of one
+ensemble are correlated over states: a ratio between 5 % and 95 % of single samples can be chance.
+For N = 2 the ratio is always 0.707."""
+
+
+@dataclass
+class Args:
+    runs_dir: tyro.conf.Positional[str]  # directory with the runs
+    out: str = "studies-out"  # directory for the pictures and the tables
+    states: int = 50_000  # number of dataset states, with one random action each (paper: 50000)
+    bins: int = 10  # number of bins of the distance between random and dataset action
+
+
+class Grid(NamedTuple):
+    scores: dict  # (independent_targets, N, beta) -> final score per seed, NaN if diverged
+    cells: dict  # (independent_targets, N, beta) -> measurements, None if a seed diverged
+    targets: list
+    ns: list
+    betas: list
+    edges: np.ndarray  # of the bins of the distance
+    beta_label: str
+    title: str
+
+
+# --- Measurements ---
+
+
+def final_beta(run):
+    inflated = run.args["gradient_steps"] <= run.args["bc_inflation_steps"]
+    return run.args["beta"] * (run.args["bc_inflation"] if inflated else 1)
+
+
+def sample_pairs(data, num_states):
+    """Dataset states, their actions, and a uniform random action each. The same for all runs."""
+    rng = np.random.default_rng(0)
+    index = rng.integers(len(data.obs), size=num_states)
+    actions = data.actions[index]
+    return data.obs[index], actions, rng.uniform(-1, 1, actions.shape).astype(np.float32)
+
+
+@torch.no_grad()
+def ensemble_values(agent, obs, data_actions, random_actions):
+    """Values (N, B) of all critics for data, policy and random actions."""
+    obs = agent.normalize(obs)
+    actions = agent.to_tensor(data_actions), agent.actor(obs), agent.to_tensor(random_actions)
+    chunks = [zip(obs.split(2_000), a.split(2_000), strict=True) for a in actions]  # saves memory
+    return [torch.cat([agent.critics(*c) for c in chunk], dim=1).numpy() for chunk in chunks]
+
+
+def statistics(q):
+    """std, clip penalty (mean - min) and minimum over the ensemble: (3, B)."""
+    std, q_min = q.std(axis=0, ddof=min(1, len(q) - 1)), q.min(axis=0)
+    return np.stack([std, q.mean(axis=0) - q_min, q_min])
+
+
+def measure(run, data, pairs, edges):
+    """Measurements of one run; None if it diverged."""
+    if run.diverged:
+        return None
+    _, args, agent = load_agent(run.path)
+    q = ensemble_values(agent, *pairs)
+    rewards = (data.rewards - agent.reward_shift.item()) * agent.reward_scale.item()
+    max_return = np.abs(rewards).max() / (1 - args.gamma)
+    if not np.abs(q[0]).mean() <= max_return:  # also if it is not finite
+        tqdm.write(f"{run.path.name}: diverged, mean |Q| of dataset actions > {max_return:.4g}")
+        return None
+    stats = [statistics(values) for values in q]
+    bins = np.digitize(np.linalg.norm(pairs[2] - pairs[1], axis=1), edges[1:-1])
+    in_bin = [stats[2][:, bins == i] for i in range(len(edges) - 1)]
+    empty = np.full(3, np.nan)
+    return {
+        "binned": np.stack([s.mean(axis=1) if s.size else empty for s in in_bin], axis=1),
+        "means": np.stack([s.mean(axis=1) for s in stats]),  # (actions, measures)
+        "policy_q_min": stats[1][2],
+        "examples": [values[:, :3] / np.abs(values[:, :3]).mean(axis=0) for values in q],
+    }
+
+
+def over_seeds(seeds):
+    """Measurements of a cell: None if a seed diverged, since the others are a biased sample."""
+    if None in seeds:
+        return None
+    cell = {name: np.mean([seed[name] for seed in seeds], axis=0) for name in ("binned", "means")}
+    cell["policy_q_min"] = np.concatenate([seed["policy_q_min"] for seed in seeds])
+    return cell | {"examples": seeds[0]["examples"]}
+
+
+def gaussian_ratio(n):
+    """Clip penalty over std of n Gaussian values by the paper's equation 4."""
+    return NormalDist().inv_cdf((n - math.pi / 8) / (n - math.pi / 4 + 1))
+
+
+def sampled_ratio(n):
+    """The same ratio measured on Gaussian samples of size n: of the means, 5 % and 95 %."""
+    std, clip_penalty, _ = statistics(np.random.default_rng(0).standard_normal((n, 100_000)))
+    return clip_penalty.mean() / std.mean(), *np.percentile(clip_penalty / std, (5, 95))
+
+
+def density(values, x):
+    """Gaussian kernel density estimate with Scott's bandwidth."""
+    width = max(values.std(ddof=1) * len(values) ** -0.2, 1e-6)
+    kernels = np.exp(-0.5 * ((x[:, None] - values) / width) ** 2)
+    return kernels.mean(axis=1) / (width * math.sqrt(2 * math.pi))
+
+
+def read_grid(args):
+    runs = sorted(common.ended_runs(args.runs_dir), key=lambda run: run.args["seed"])
+    differing = set(common.differing_args(runs)) - {"num_critics", "beta", "independent_targets"}
+    differing |= {"script"} if len({run.script for run in runs}) > 1 else set()
+    if differing:
+        names = ", ".join(sorted(differing))
+        sys.exit(f"{args.runs_dir}: the runs also differ in {names}, give one experiment only")
+    script, script_args, _ = load_agent(runs[0].path)
+    data, metadata, _ = load_data(script, script_args)
+    for key, run in product(("source", "transitions"), runs):
+        if metadata[key] != run.metadata[key]:
+            sys.exit(f"{run.path}: trained on other data ({key} {run.metadata[key]})")
+    pairs = sample_pairs(data, args.states)
+    distance = np.linalg.norm(pairs[2] - pairs[1], axis=1)
+    edges = np.linspace(distance.min(), distance.max(), args.bins + 1)
+    scores, measured = {}, {}
+    for run in tqdm(runs, "Runs", disable=None):
+        key = run.args["independent_targets"], run.args["num_critics"], final_beta(run)
+        scores.setdefault(key, []).append(common.final_score(run))
+        measured.setdefault(key, []).append(measure(run, data, pairs, edges))
+    inflated = any(final_beta(run) != run.args["beta"] for run in runs)
+    beta_label = f"β (inflated by {script_args.bc_inflation:g})" if inflated else "β"
+    cells = {key: over_seeds(seeds) for key, seeds in measured.items()}
+    targets, ns, betas = (sorted(set(column)) for column in zip(*cells, strict=True))
+    title = f"{script.__name__} on {script_args.env_id}"
+    return Grid(scores, cells, targets, ns, betas, edges, beta_label, title)
+
+
+# --- Pictures ---
+
+
+def panels(grid, title, ylabel, **kwargs):
+    """A panel per targets and N, with beta on the x axis. White columns have a label."""
+    rows, columns = len(grid.targets), len(grid.ns)
+    figure, axes = common.subplots(rows, columns, f"{title}\n{grid.title}", **kwargs)
+    for ax, (t, n) in zip(axes.flat, product(grid.targets, grid.ns), strict=True):
+        ax.set_title(f"N = {n}, {TARGETS[t]}", fontsize="small")
+        ax.set(xlabel=grid.beta_label, ylabel=ylabel, xlim=(-0.5, len(grid.betas) - 0.5))
+        ax.set_xticks(range(len(grid.betas)), [f"{b:g}" for b in grid.betas])
+        ax.label_outer()
+        place = {"transform": ax.get_xaxis_transform(), "rotation": 90, **CENTER}
+        for i, b in enumerate(grid.betas):
+            if not grid.cells.get((t, n, b)):
+                ax.text(i, 0.5, "diverged" if (t, n, b) in grid.cells else "no run", **place)
+    return figure, axes
+
+
+def color_scale(values, log=False):
+    finite = values[np.isfinite(values)]
+    limits = (finite.min(), finite.max()) if finite.size else (0, 1)
+    norm = LogNorm(*limits) if log and limits[0] > 0 else Normalize(*limits)
+    return {"norm": norm, "cmap": "viridis", "aspect": "auto", "origin": "lower"}
+
+
+def draw_scores(grid):
+    title = f"Final score by ensemble size N and BC weight β\n{grid.title}"
+    figure, axes = common.subplots(1, len(grid.targets), title, width=3.2)
+    shape = len(grid.targets), len(grid.ns), len(grid.betas)
+    scores = [grid.scores.get(key) for key in product(grid.targets, grid.ns, grid.betas)]
+    maps = np.reshape([np.nan if s is None else np.mean(s) for s in scores], shape)
+    scale = color_scale(maps)
+    for ax, t, values in zip(axes[0], grid.targets, maps, strict=True):
+        image = ax.imshow(values, **scale)
+        for (i, j), value in np.ndenumerate(values):
+            missing = "diverged" if (t, grid.ns[i], grid.betas[j]) in grid.scores else "no run"
+            text = missing if np.isnan(value) else f"{value:.0f}"
+            dark = scale["norm"](value) < 0.5
+            ax.text(j, i, text, color="white" if dark else "black", **CENTER)
+        ax.set_xticks(range(len(grid.betas)), [f"{b:g}" for b in grid.betas])
+        ax.set_yticks(range(len(grid.ns)), grid.ns)
+        ax.set(title=TARGETS[t], xlabel=grid.beta_label, ylabel="N (number of critics)")
+    figure.colorbar(image, ax=axes, label="normalized score, mean over seeds")
+    return figure
+
+
+def draw_measure(grid, m):
+    title = f"{MEASURES[m]} of random actions by their distance to the dataset action"
+    figure, axes = panels(grid, title, "distance")
+    white, labelled = np.full((3, len(grid.edges) - 1), np.nan), range(0, len(grid.edges), 2)
+    for row, t in zip(axes, grid.targets, strict=True):  # a colour scale for each row
+        cells = [[grid.cells.get((t, n, b)) for b in grid.betas] for n in grid.ns]
+        maps = [[cell["binned"] if cell else white for cell in column] for column in cells]
+        maps = np.array(maps)[:, :, m].swapaxes(1, 2)  # (N, bins, betas)
+        scale = color_scale(maps, log=MEASURES[m] != "Q_min")
+        for ax, values in zip(row, maps, strict=True):
+            image = ax.imshow(values, **scale)
+            ax.set_yticks([i - 0.5 for i in labelled], [f"{grid.edges[i]:.1f}" for i in labelled])
+        ticks = scale["norm"].inverse(np.linspace(0, 1, 5))
+        bar = figure.colorbar(image, ax=row, label=MEASURES[m], ticks=ticks, format="%.2g")
+        bar.minorticks_off()
+    return figure
+
+
+def draw_boxes(grid):
+    title = "Q_min of policy actions (boxes: quartiles, whiskers: 5 % and 95 %)"
+    figure, axes = panels(grid, title, "Q_min", sharey="row")
+    style = {"whis": (5, 95), "showfliers": False, "patch_artist": True, "manage_ticks": False}
+    style |= {"boxprops": {"facecolor": "lightgray"}, "medianprops": {"color": "black"}}
+    style |= {"widths": 0.6}
+    for ax, (t, n) in zip(axes.flat, product(grid.targets, grid.ns), strict=True):
+        for i, b in enumerate(grid.betas):
+            if grid.cells.get((t, n, b)):
+                ax.boxplot(grid.cells[t, n, b]["policy_q_min"], positions=[i], **style)
+    return figure
+
+
+def density_cells(grid, t):
+    """The cells with the smallest and the largest beta at the largest N."""
+    keys = [key for key, cell in grid.cells.items() if cell and key[0] == t]
+    largest = sorted(key for key in keys if key[1] == max(key[1] for key in keys))
+    return {key: grid.cells[key] for key in (*largest[:1], *largest[-1:])}
+
+
+def draw_densities(grid, t):
+    cells = density_cells(grid, t)
+    title = f"Density of the ensemble's values of single state-action pairs, {TARGETS[t]}"
+    figure, axes = common.subplots(3, 3, f"{title}\n{grid.title}", width=2.8)
+    for (i, j), ax in np.ndenumerate(axes):
+        curves = [cell["examples"][j][:, i] for cell in cells.values()]
+        low, high = (np.min(curves), np.max(curves)) if curves else (0, 1)
+        x = np.linspace(low - 0.3 * (high - low), high + 0.3 * (high - low), 200)
+        for (_, n, b), values, style in zip(cells, curves, ("k-", "C0--"), strict=False):
+            label = f"N = {n}, β = {b:g}, std {values.std(ddof=1):.2g}"
+            ax.plot(x, density(values, x), style, label=label)
+        ax.set_title(f"state {i + 1}, {ACTIONS[j]} action", fontsize="small")
+        ax.set_ylim(0, 1.4 * ax.get_ylim()[1])  # room for the legend
+        ax.locator_params(nbins=4)
+        if curves:
+            ax.legend(fontsize="x-small", loc="upper right")
+    figure.supxlabel("Q / mean |Q| of the ensemble", fontsize="medium")
+    figure.supylabel("density", fontsize="medium")
+    return figure
+
+
+def draw_ratios(grid):
+    title = f"Clip penalty over std of random actions\n{grid.title}"
+    figure, axes = common.subplots(1, len(grid.targets), title, width=3.8, height=3, sharey=True)
+    x, sampled = np.arange(len(grid.ns)), np.transpose([sampled_ratio(n) for n in grid.ns])
+    for ax, t in zip(axes[0], grid.targets, strict=True):
+        ax.fill_between(x, *sampled[1:], color="0.9", label="90 % of single Gaussian ensembles")
+        ax.plot(x, [gaussian_ratio(n) for n in grid.ns], "k-", label="Gaussian, equation 4")
+        ax.plot(x, sampled[0], "k:", label="Gaussian, sampled")
+        for i, b in enumerate(grid.betas):
+            cells = [grid.cells.get((t, n, b)) for n in grid.ns]
+            y = [cell["means"][2, 1] / cell["means"][2, 0] if cell else np.nan for cell in cells]
+            color = plt.get_cmap("viridis")(i / len(grid.betas))
+            offset = 0.08 * (i - (len(grid.betas) - 1) / 2)
+            ax.plot(x + offset, y, "osD^vPX*"[i % 8], color=color, label=f"β = {b:g}")
+        ax.set_xticks(x, grid.ns)
+        ax.set(title=TARGETS[t], xlabel="N (number of critics)", ylabel="clip penalty / std")
+        ax.label_outer()
+    axes[0, -1].legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+# --- Tables ---
+
+
+def cell_table(cells, header, values):
+    """A row per cell with the numbers values(n, cell), or "diverged"."""
+    rows = []
+    for t, n, b in sorted(cells):
+        cell = cells[t, n, b]
+        numbers = [f"{v:.3g}" for v in values(n, cell)] if cell else ["diverged"]
+        rows.append([TARGETS[t], n, f"{b:g}", *numbers])
+    return common.markdown_table(["targets", "N", "β", *header], rows)
+
+
+def score_table(grid):
+    rows = []
+    for t, n in product(grid.targets, grid.ns):
+        scores = [grid.scores.get((t, n, b), []) for b in grid.betas]
+        rows.append([TARGETS[t], n, *map(common.format_scores, scores)])
+    return common.markdown_table(["targets", "N", *(f"β = {b:g}" for b in grid.betas)], rows)
+
+
+def percentiles(_, cell):
+    return np.percentile(cell["policy_q_min"], (5, 25, 50, 75, 95))
+
+
+def example_stds(_, cell):
+    return np.ravel([values.std(axis=0, ddof=1) for values in cell["examples"]])
+
+
+def ratios(n, cell):
+    std, clip_penalty, _ = cell["means"].T
+    return [std[2], clip_penalty[2], *clip_penalty / std, gaussian_ratio(n), *sampled_ratio(n)]
+
+
+def main(args):
+    if args.states < 3 or args.bins < 1:
+        sys.exit("states must be at least 3 and bins at least 1")
+    grid = read_grid(args)
+    sections, figures = [f"# Uncertainty of the critic ensemble: {grid.title}"], {}
+
+    def add(name, figure, text, numbers):
+        figures[f"{name}.png"] = figure
+        sections.extend([f"![{name}]({name}.png)", text, numbers])
+
+    text = f"Final score by N and {grid.beta_label}: mean ± standard error over seeds."
+    add("score", draw_scores(grid), text, score_table(grid))
+    header = [f"{low:.2f} to {high:.2f}" for low, high in pairwise(grid.edges)]
+    for m, name in enumerate(MEASURES):
+        text = f"{name} of {args.states:,} random actions by distance to the dataset action."
+        numbers = cell_table(grid.cells, header, lambda _, cell, m=m: cell["binned"][m])
+        add(name.lower().replace(" ", "_"), draw_measure(grid, m), text, numbers)
+    numbers = cell_table(grid.cells, ["5 %", "25 %", "50 %", "75 %", "95 %"], percentiles)
+    add("policy_q_min", draw_boxes(grid), "Percentiles of Q_min of policy actions.", numbers)
+    header = [f"{action} {i}" for action in ACTIONS for i in (1, 2, 3)]
+    for t in grid.targets:
+        text = "Std over the ensemble of Q / mean |Q|, for the actions in three states."
+        numbers = cell_table(density_cells(grid, t), header, example_stds)
+        add(f"density_{TARGETS[t].split()[0]}", draw_densities(grid, t), text, numbers)
+    header = ["std", "clip penalty", *(f"ratio, {action}" for action in ACTIONS)]
+    header += ["equation 4", "Gaussian samples", "5 %", "95 %"]
+    add("gaussian", draw_ratios(grid), RATIO_TEXT, cell_table(grid.cells, header, ratios))
+    common.save(args.out, "uncertainty", sections, figures)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))

@@ -1,0 +1,485 @@
+"""The studies: tables and pictures on real short runs, and their arithmetic on known numbers."""
+
+import json
+import math
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import run_script
+from matplotlib.image import imread
+
+import finetune_td3_bc_n
+import td3_bc_n
+from studies import ablations, common, efficiency, uncertainty
+from tools.runs import Run, read_run
+
+STATES, BINS = 400, 4
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """N in (2, 3) and beta in (0, 0.2) with shared targets, one run with independent targets.
+
+    They end during BC inflation, so that the final beta is 0 or 2. N = 3 and beta = 0.2 has two
+    seeds.
+    """
+    directory = tmp_path_factory.mktemp("studies")
+    settings = [(2, 0, 1), (2, 0.2, 1), (3, 0, 1), (3, 0.2, 1), (3, 0.2, 2), (3, 0.2, 1, "ind")]
+    for n, beta, seed, *independent in settings:
+        name = "-".join(map(str, (n, beta, seed, *independent)))
+        arguments = ["--num-critics", n, "--beta", beta, "--seed", seed]
+        arguments += ["--independent-targets"] if independent else []
+        arguments += ["--gradient-steps", 20, "--eval-frequency", 10, "--batch-size", 16]
+        arguments += ["--eval-episodes", 2, "--runs-dir", directory, "--run-name", name]
+        process = run_script("td3_bc_n", *arguments)
+        assert process.returncode == 0, process.stderr
+    return directory
+
+
+@pytest.fixture
+def runs_dir(trained, tmp_path):
+    return Path(shutil.copytree(trained, tmp_path / "runs"))
+
+
+@pytest.fixture(scope="module")
+def written(trained, tmp_path_factory):
+    """What studies.uncertainty writes for these runs."""
+    out = tmp_path_factory.mktemp("out")
+    uncertainty.main(uncertainty.Args(str(trained), str(out), states=STATES, bins=BINS))
+    return out
+
+
+def tables(path):
+    """{picture: rows} of a Markdown file. A row is a list of texts, the first row is the header."""
+    found, name = {}, None
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("!["):
+            name = line[2:].split("]")[0]
+        elif line.startswith("|") and "---" not in line:
+            found.setdefault(name, []).append([cell.strip() for cell in line.split("|")[1:-1]])
+    return found
+
+
+def row_of(table, *first_cells):
+    rows = [row for row in table if row[: len(first_cells)] == list(first_cells)]
+    assert len(rows) == 1
+    return rows[0][len(first_cells) :]
+
+
+def numbers(cells):
+    return [float(cell) for cell in cells]
+
+
+def change_run(directory, score=None, agent=None, **args):
+    """Changes arguments, score and weights in the files of a run."""
+    checkpoint = torch.load(directory / "checkpoint.pt", weights_only=True)
+    checkpoint["args"] |= args
+    checkpoint["agent"] |= agent or {}
+    torch.save(checkpoint, directory / "checkpoint.pt")
+    result = json.loads((directory / "result.json").read_text())
+    if score is not None:
+        low, high = result["metadata"]["ref_min_score"], result["metadata"]["ref_max_score"]
+        result["returns"] = [low + score / 100 * (high - low)] * 2
+    (directory / "result.json").write_text(json.dumps(result))
+
+
+def make_run(scores=(), diverged=False, steps_per_second=10.0, history=(), **args):
+    args = vars(td3_bc_n.Args(**td3_bc_n.task_defaults(td3_bc_n.Args.env_id))) | args
+    metadata = {"source": "d4rl", "ref_min_score": 0.0, "ref_max_score": 100.0}
+    returns = None if diverged else list(scores)
+    return Run(
+        Path("run"), "td3_bc_n", args, metadata, list(history), returns, steps_per_second, diverged
+    )
+
+
+# --- uncertainty ---
+
+
+def ensemble_by_hand(path):
+    """Values (actions, N, B) from the weights alone, one critic after another; distances."""
+    agent = torch.load(path / "checkpoint.pt", weights_only=True)["agent"]
+    data, _, _ = td3_bc_n.load_dataset("tiny-maze2d-umaze-v0")
+    rng = np.random.default_rng(0)
+    index = rng.integers(len(data.obs), size=STATES)
+    data_actions = torch.tensor(data.actions[index])
+    random_actions = torch.tensor(rng.uniform(-1, 1, data_actions.shape), dtype=torch.float32)
+    obs = (torch.tensor(data.obs[index]) - agent["obs_mean"]) / agent["obs_std"]
+    x = obs
+    for layer in ("hidden.0", "hidden.2", "hidden.4", "mean"):
+        x = x @ agent[f"actor.{layer}.weight"].T + agent[f"actor.{layer}.bias"]
+        x = torch.tanh(x) if layer == "mean" else x.clamp(min=0)
+    values = []
+    for actions in (data_actions, x, random_actions):
+        for critic in range(len(agent["critics.weights.0"])):
+            h = torch.cat([obs, actions], dim=1)
+            for layer in range(4):
+                h = h @ agent[f"critics.weights.{layer}"][critic]
+                h = h + agent[f"critics.biases.{layer}"][critic]
+                h = h if layer == 3 else h.clamp(min=0)
+            values.append(h[:, 0])
+    distance = (random_actions - data_actions).norm(dim=1).numpy()
+    return torch.stack(values).reshape(3, -1, STATES).double().numpy(), distance
+
+
+def test_tables_have_the_numbers_of_the_checkpoint(trained, written):
+    found = tables(written / "uncertainty.md")
+    (data, policy, random), distance = ensemble_by_hand(trained / "3-0-1")
+    cell = ("shared targets", "3", "0")
+    edges = np.linspace(distance.min(), distance.max(), BINS + 1)
+    edges[-1] += 1e-6
+    statistics = {
+        "std": np.sqrt(((random - random.mean(axis=0)) ** 2).sum(axis=0) / 2),
+        "clip_penalty": random.mean(axis=0) - random.min(axis=0),
+        "q_min": random.min(axis=0),
+    }
+    for name, values in statistics.items():
+        binned = [
+            values[(low <= distance) & (distance < high)].mean() for low, high in pairwise(edges)
+        ]
+        np.testing.assert_allclose(numbers(row_of(found[name], *cell)), binned, rtol=6e-3)
+    percentiles = np.percentile(policy.min(axis=0), (5, 25, 50, 75, 95))
+    table = numbers(row_of(found["policy_q_min"], *cell))
+    np.testing.assert_allclose(table, percentiles, rtol=6e-3)
+    stds = [
+        values[:, state].std(ddof=1) / np.abs(values[:, state]).mean()
+        for values in (data, policy, random)
+        for state in range(3)
+    ]
+    np.testing.assert_allclose(numbers(row_of(found["density_shared"], *cell)), stds, rtol=6e-3)
+    ratios = [
+        (q.mean(axis=0) - q.min(axis=0)).mean() / q.std(axis=0, ddof=1).mean()
+        for q in (data, policy, random)
+    ]
+    table = numbers(row_of(found["gaussian"], *cell))
+    expected = [statistics["std"].mean(), statistics["clip_penalty"].mean(), *ratios]
+    np.testing.assert_allclose(table[:5], expected, rtol=6e-3)
+
+
+def test_scores_are_means_and_standard_errors_over_seeds(trained, written):
+    scores = [
+        json.loads((trained / f"3-0.2-{seed}" / "result.json").read_text())["score"]
+        for seed in (1, 2)
+    ]
+    table = tables(written / "uncertainty.md")["score"]
+    assert table[0] == ["targets", "N", "β = 0", "β = 2"]  # beta 0.2, inflated by 10
+    stderr = abs(scores[0] - scores[1]) / 2
+    expected = f"{np.mean(scores):.1f} ± {stderr:.1f}"
+    assert row_of(table, "shared targets", "3")[1] == expected
+    assert row_of(table, "independent targets", "2") == ["-", "-"]
+
+
+def test_binned_values_are_means_over_seeds(trained, written):
+    mean = []
+    for seed in (1, 2):
+        (_, _, random), _ = ensemble_by_hand(trained / f"3-0.2-{seed}")
+        mean.append(random.std(axis=0, ddof=1).mean())
+    table = tables(written / "uncertainty.md")["gaussian"]
+    assert float(row_of(table, "shared targets", "3", "2")[0]) == pytest.approx(np.mean(mean), 6e-3)
+
+
+def test_every_picture_is_written_and_not_blank(written):
+    names = set(tables(written / "uncertainty.md"))
+    assert names == {
+        *("score", "std", "clip_penalty", "q_min", "policy_q_min", "gaussian"),
+        *("density_shared", "density_independent"),
+    }
+    assert {path.stem for path in written.glob("*.png")} == names
+    for path in written.glob("*.png"):
+        assert imread(path)[..., :3].std() > 0.02
+
+
+def shown(figure, panel):
+    """The array of a heat map. Masked cells are white."""
+    return np.ma.filled(figure.axes[panel].images[0].get_array(), np.nan)
+
+
+def test_diverged_and_missing_runs_are_white(runs_dir, tmp_path):
+    (runs_dir / "3-0-1" / "diverged").write_text("losses are not finite")
+    (runs_dir / "3-0-1" / "result.json").unlink()
+    (runs_dir / "no-checkpoint").mkdir()
+    (runs_dir / "no-checkpoint" / "diverged").write_text("losses are not finite")
+    args = uncertainty.Args(str(runs_dir), str(tmp_path / "out"), states=STATES, bins=BINS)
+    grid = uncertainty.read_grid(args)
+    shared, independent = (
+        np.isnan(shown(uncertainty.draw_scores(grid), panel)) for panel in (0, 1)
+    )
+    assert shared.tolist() == [[False, False], [True, False]]  # rows N = 2, 3; columns beta
+    assert independent.tolist() == [[True, True], [True, False]]
+    for m in range(3):
+        figure = uncertainty.draw_measure(grid, m)
+        white = [np.isnan(shown(figure, panel)) for panel in range(4)]  # shared 2, 3, indep. 2, 3
+        assert [w[:, 0].all() for w in white] == [False, True, True, True]
+        assert [w[:, 1].all() for w in white] == [False, False, True, False]
+        assert not white[0].any()
+    uncertainty.main(args)
+    found = tables(tmp_path / "out" / "uncertainty.md")
+    assert row_of(found["score"], "shared targets", "3")[0] == "diverged"
+    assert row_of(found["std"], "shared targets", "3", "0") == ["diverged"]
+    assert row_of(found["gaussian"], "shared targets", "3", "0") == ["diverged"]
+
+
+def test_a_diverged_seed_makes_its_cell_white(runs_dir):
+    (runs_dir / "3-0.2-2" / "diverged").touch()
+    args = uncertainty.Args(str(runs_dir), states=STATES, bins=BINS)
+    grid = uncertainty.read_grid(args)
+    assert grid.cells[False, 3, 2.0] is None
+    assert np.isnan(shown(uncertainty.draw_scores(grid), 0)[1, 1])
+    assert "1 of 2 diverged" in uncertainty.score_table(grid)
+
+
+def test_values_above_any_return_count_as_diverged(runs_dir, capsys):
+    """Their std would hide all other runs in the colour scale. The score is still shown."""
+    for bias, diverged in ((90.0, False), (110.0, True)):  # the largest return is 1 / (1 - 0.99)
+        change_run(runs_dir / "2-0-1", agent={"critics.biases.3": torch.full((2, 1, 1), bias)})
+        args = uncertainty.Args(str(runs_dir), states=STATES, bins=BINS)
+        grid = uncertainty.read_grid(args)
+        assert (grid.cells[False, 2, 0.0] is None) == diverged
+        assert ("2-0-1: diverged" in capsys.readouterr().out) == diverged
+    assert np.isfinite(shown(uncertainty.draw_scores(grid), 0)[0, 0])
+
+
+def test_all_runs_diverged_is_no_error(runs_dir, tmp_path):
+    for path in runs_dir.iterdir():
+        (path / "diverged").touch()
+    out = tmp_path / "out"
+    uncertainty.main(uncertainty.Args(str(runs_dir), str(out), states=STATES, bins=BINS))
+    assert len(list(out.glob("*.png"))) == 8
+
+
+def test_beta_is_that_of_the_last_step(trained):
+    run = read_run(trained / "2-0.2-1")
+    assert uncertainty.final_beta(run) == pytest.approx(2.0)
+    longer = run._replace(args=run.args | {"gradient_steps": 50_001})
+    assert uncertainty.final_beta(longer) == 0.2
+
+
+def test_beta_is_labelled_without_inflation(runs_dir):
+    args = uncertainty.Args(str(runs_dir), states=STATES, bins=BINS)
+    assert uncertainty.read_grid(args).beta_label == "β (inflated by 10)"
+    for path in runs_dir.iterdir():
+        change_run(path, bc_inflation=1.0)
+    grid = uncertainty.read_grid(args)
+    assert (grid.beta_label, grid.betas) == ("β", [0.0, 0.2])
+
+
+def test_runs_of_two_experiments_are_refused(runs_dir):
+    change_run(runs_dir / "2-0-1", critic_init="torch", gamma=0.9)
+    with pytest.raises(SystemExit, match="differ in critic_init, gamma"):
+        uncertainty.main(uncertainty.Args(str(runs_dir)))
+
+
+def test_density_is_a_sum_of_gaussians_and_integrates_to_one():
+    values = np.array([0.0, 1.0, 5.0])
+    x = np.linspace(-30, 40, 7001)
+    density = uncertainty.density(values, x)
+    assert density.sum() * (x[1] - x[0]) == pytest.approx(1)
+    width = np.std(values, ddof=1) / 3**0.2
+    kernels = [math.exp(-(((2 - v) / width) ** 2) / 2) for v in values]
+    at_two = sum(kernels) / (3 * width * math.sqrt(2 * math.pi))
+    assert np.interp(2, x, density) == pytest.approx(at_two)
+
+
+def test_gaussian_ratio_is_equation_4():
+    # Phi(1.5595) = 0.94056 = (10 - pi / 8) / (10 - pi / 4 + 1)
+    ratio = uncertainty.gaussian_ratio(10)
+    phi = 0.5 * (1 + math.erf(ratio / math.sqrt(2)))
+    assert phi == pytest.approx((10 - math.pi / 8) / (11 - math.pi / 4))
+    # Harter's table: the expected maximum of 50 standard normal values is 2.24907
+    assert uncertainty.gaussian_ratio(50) == pytest.approx(2.249, abs=0.01)
+    mean, low, high = uncertainty.sampled_ratio(50)
+    assert low < mean < high
+    assert mean == pytest.approx(2.249 / 0.9949, abs=0.01)  # the sample std is 0.9949 on average
+    assert uncertainty.sampled_ratio(2) == pytest.approx([math.sqrt(0.5)] * 3)  # for all values
+
+
+# --- runs that a study reads ---
+
+
+def test_unfinished_runs_are_left_out_and_the_newest_of_equal_runs_counts(runs_dir, capsys):
+    (runs_dir / "2-0-1" / "result.json").unlink()
+    shutil.copytree(runs_dir / "3-0-1", runs_dir / "copy")
+    change_run(runs_dir / "copy", score=123.0, run_name="copy", log_frequency=5)
+    runs = common.ended_runs(runs_dir)
+    names = {run.path.name for run in runs}
+    assert names == {"2-0.2-1", "copy", "3-0.2-1", "3-0.2-2", "3-0.2-1-ind"}
+    assert "2-0-1 is not finished" in capsys.readouterr().err
+
+
+# --- ablations ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "full method"),
+        ({"seed": 7, "gradient_steps": 5}, "full method"),
+        ({"beta": 0.0}, "no BC"),
+        ({"num_critics": 2}, "two critics"),
+        ({"bc_inflation": 1.0}, "no BC inflation"),
+        ({"independent_targets": True}, "other targets"),
+        ({"critic_init": "torch"}, "PyTorch init"),
+        ({"beta": 0.5}, None),
+        ({"num_critics": 20}, None),
+        ({"beta": 0.0, "num_critics": 2}, None),
+    ],
+)
+def test_ablation_is_read_from_the_arguments(changes, name):
+    run = make_run(**changes)
+    assert ablations.group(run.args, common.task_defaults(run)) == name
+
+
+def test_ablations_are_relative_to_the_defaults_of_the_task():
+    antmaze = td3_bc_n.task_defaults("antmaze-large-diverse-v0")
+    run = make_run(**{"env_id": "antmaze-large-diverse-v0", **antmaze})
+    defaults = common.task_defaults(run)
+    assert ablations.group(run.args, defaults) == "full method"
+    assert ablations.group(run.args | {"independent_targets": False}, defaults) == "other targets"
+    cheetah = make_run(env_id="halfcheetah-medium-v2", beta=0.0)._replace(script="sac_bc_n")
+    defaults = common.task_defaults(cheetah)  # its task has beta = 0
+    assert ablations.group(cheetah.args, defaults) == "full method"
+
+
+def test_difference_is_in_percent_of_the_full_method():
+    rows = ablations.compare(
+        {
+            "full method": [make_run([40, 60]), make_run([150])],  # 50 and 150: mean 100
+            "no BC": [make_run([20]), make_run([40])],
+            "two critics": [make_run([110]), make_run([110]), make_run(diverged=True)],
+            "PyTorch init": [make_run(diverged=True)],
+        }
+    )
+    assert rows["full method"][0] == [50, 150]
+    assert rows["no BC"][2] == pytest.approx(-70)
+    assert rows["no BC"][5] == "%"
+    scores, diverged, value, *_ = rows["two critics"]
+    assert (scores, diverged, value) == ([110, 110], 1, pytest.approx(10))
+    assert rows["PyTorch init"][:2] == ([], 1)
+    assert np.isnan(rows["PyTorch init"][2])
+
+
+def test_difference_is_in_points_if_the_full_method_is_near_zero():
+    for full, unit, value in ((9.0, "points", -5.0), (-3.0, "points", 7.0), (16.0, "%", -75.0)):
+        groups = {"full method": [make_run([full])], "no BC": [make_run([4])]}
+        row = ablations.compare(groups)["no BC"]
+        assert (row[2], row[5]) == (pytest.approx(value), unit)
+
+
+def test_interval_is_a_bootstrap_over_the_seeds_of_both_groups():
+    assert ablations.difference([100, 100], [80, 120], True) == pytest.approx((0, -20, 20))
+    assert ablations.difference([100, 120], [50, 50], False) == pytest.approx((-60, -70, -50))
+    assert np.isnan(ablations.difference([100], [80, 120], True)[1])  # one seed has no interval
+    rng = np.random.default_rng(1)
+    full, ablation = rng.normal(100, 10, 40), rng.normal(80, 10, 40)
+    value, low, high = ablations.difference(full, ablation, False)
+    half_width = 1.96 * math.sqrt(full.var() / 40 + ablation.var() / 40)
+    assert (high - low) / 2 == pytest.approx(half_width, rel=0.05)
+    assert (high + low) / 2 == pytest.approx(value, abs=0.3)
+
+
+def test_ablation_table_and_picture_of_run_directories(runs_dir, tmp_path, capsys):
+    full = {"num_critics": 10, "beta": 0.02, "independent_targets": False}
+    change_run(runs_dir / "2-0-1", **full, score=50.0)
+    change_run(runs_dir / "2-0.2-1", **full, seed=2, score=70.0)
+    change_run(runs_dir / "3-0-1", **full | {"beta": 0.0}, score=30.0)
+    change_run(runs_dir / "3-0.2-1", **full | {"num_critics": 2}, score=66.0)
+    change_run(runs_dir / "3-0.2-2", **full | {"beta": 0.5})
+    change_run(runs_dir / "3-0.2-1-ind", **full | {"num_critics": 2}, seed=2)
+    (runs_dir / "3-0.2-1-ind" / "diverged").touch()
+    ablations.main(ablations.Args(str(runs_dir), str(tmp_path / "out")))
+    assert "left out: 3-0.2-2" in capsys.readouterr().err
+    table = tables(tmp_path / "out" / "ablations.md")["ablations"]
+    dataset = "td3_bc_n, tiny-maze2d-umaze-v0"
+    assert row_of(table, dataset, "full method") == ["2", "60.0 ± 10.0", "-", "-"]
+    assert row_of(table, dataset, "no BC") == ["1", "30.0", "-50.0 %", "-"]
+    assert row_of(table, dataset, "two critics") == ["1 (1 more diverged)", "66.0", "+10.0 %", "-"]
+    assert len(table) == 4
+    assert imread(tmp_path / "out" / "ablations.png")[..., :3].std() > 0.02
+
+
+def test_ablations_of_different_lengths_are_refused(runs_dir):
+    for path in runs_dir.iterdir():
+        change_run(path, num_critics=10, beta=0.02)
+    change_run(runs_dir / "2-0-1", num_critics=10, beta=0.0, gradient_steps=30)
+    with pytest.raises(SystemExit, match="differ in gradient_steps"):
+        ablations.main(ablations.Args(str(runs_dir)))
+
+
+# --- efficiency ---
+
+
+SPEED = [
+    {"script": "td3_bc_n", "num_critics": 10, "task": "hopper-medium-v2", "device": "cpu"}
+    | {"steps_per_second": 50.0, "gflop_per_step": 1, "matmul_ratio": 1.2, "peak_memory_mb": 520.4},
+    {"script": "sac_bc_n", "num_critics": 2, "task": "pen-human-v1", "device": "cuda"}
+    | {"steps_per_second": 1000.0, "gflop_per_step": 1, "matmul_ratio": 2, "peak_memory_mb": 30},
+]
+
+
+def test_seconds_hours_and_memory_beside_the_paper(tmp_path):
+    (tmp_path / "speed.json").write_text(json.dumps(SPEED))
+    efficiency.main(efficiency.Args(str(tmp_path / "speed.json"), out=str(tmp_path / "out")))
+    table = tables(tmp_path / "out" / "efficiency.md")["speed"]
+    row = row_of(table, "td3_bc_n", "10", "hopper-medium-v2", "cpu")
+    assert row == ["200.0", "31", "5.6", "520"]  # 10,000 / 50 s; 1,000,000 / 50 / 3,600 h
+    assert row_of(table, "sac_bc_n", "2", "pen-human-v1", "cuda") == ["10.0", "-", "0.3", "30"]
+    assert row_of(table, "SAC-500") == ["588", "16.3", "3M", "49.0", "3.5"]
+    assert row_of(table, "TD3-BC-10")[0] == "31"
+    assert imread(tmp_path / "out" / "speed.png")[..., :3].std() > 0.02
+
+
+def test_score_against_training_time_of_real_runs(trained, tmp_path):
+    (tmp_path / "speed.json").write_text(json.dumps(SPEED))
+    out = tmp_path / "out"
+    efficiency.main(efficiency.Args(str(tmp_path / "speed.json"), str(trained), str(out)))
+    table = tables(out / "efficiency.md")["score_time"]
+    results = [
+        json.loads((trained / f"3-0.2-{seed}" / "result.json").read_text()) for seed in (1, 2)
+    ]
+    minutes = 20 / np.mean([result["steps_per_second"] for result in results]) / 60
+    label = "td3_bc_n, num_critics 3, beta 0.2"
+    seeds, time, score = row_of(table, "tiny-maze2d-umaze-v0", label)
+    assert (seeds, time) == ("2", f"{minutes:.1f}")
+    assert score == f"{np.mean([result['score'] for result in results]):.1f}"
+    assert len(table) == 6  # header and five experiments
+    assert (out / "score_time.png").exists()
+
+
+def test_curve_is_the_mean_over_seeds_at_common_steps():
+    first = [{"step": step, "score": step / 10} for step in (100, 200, 300)]
+    second = [{"step": step, "score": 10.0} for step in (200, 300)]
+    runs = [make_run([0], history=h, steps_per_second=s) for h, s in ((first, 2), (second, 4))]
+    minutes, mean, stderr, seeds = efficiency.mean_curve(runs)
+    assert minutes == pytest.approx([200 / 3 / 60, 300 / 3 / 60])
+    assert mean == pytest.approx([15, 20])
+    assert stderr == pytest.approx([5, 10])
+    assert seeds == 2
+
+
+def test_curves_of_other_data_and_from_scratch_are_separate():
+    history = [{"step": 1, "score": 1.0}]
+    offline = make_run([1], history=history)
+    minari = offline._replace(metadata=offline.metadata | {"source": "minari"})
+    online = make_run([1], history=history)._replace(script="finetune_td3_bc_n")
+    args = vars(finetune_td3_bc_n.Args(env_id=offline.args["env_id"]))
+    fine_tuned = online._replace(args=args | {"checkpoint": "runs/RUN"})
+    from_scratch = online._replace(args=args | {"checkpoint": None})
+    curves = efficiency.score_curves([offline, minari, fine_tuned, from_scratch])
+    assert {dataset: set(labels) for dataset, labels in curves.items()} == {
+        "tiny-maze2d-umaze-v0": {
+            "td3_bc_n",
+            "finetune_td3_bc_n",
+            "finetune_td3_bc_n, from scratch",
+        },
+        "tiny-maze2d-umaze-v0 (Minari)": {"td3_bc_n"},
+    }
+
+
+@pytest.mark.parametrize("text", ["not json", "[]", '[{"script": "td3_bc_n"}]', '{"a": 1}'])
+def test_other_files_are_refused_in_one_line(tmp_path, text):
+    (tmp_path / "speed.json").write_text(text)
+    with pytest.raises(SystemExit, match=r"speed\.json: (not a JSON file|has no rows)"):
+        efficiency.main(efficiency.Args(str(tmp_path / "speed.json"), out=str(tmp_path)))

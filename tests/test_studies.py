@@ -14,7 +14,7 @@ from matplotlib.image import imread
 
 import finetune_td3_bc_n
 import td3_bc_n
-from studies import ablations, common, efficiency, uncertainty
+from studies import ablations, common, efficiency, first_hour, uncertainty
 from tools.runs import Run, read_run
 
 STATES, BINS = 400, 4
@@ -483,3 +483,26 @@ def test_other_files_are_refused_in_one_line(tmp_path, text):
     (tmp_path / "speed.json").write_text(text)
     with pytest.raises(SystemExit, match=r"speed\.json: (not a JSON file|has no rows)"):
         efficiency.main(efficiency.Args(str(tmp_path / "speed.json"), out=str(tmp_path)))
+
+
+def first_hour_run(script, seed, scores, checkpoint=None, finished=True):
+    history = [{"step": 10 * i, "score": s, "score_worst": s - 9} for i, s in enumerate(scores)]
+    metadata = {"mean_return": 30.0, "ref_min_score": 0.0, "ref_max_score": 100.0}
+    args = {"seed": seed, "checkpoint": checkpoint}
+    return Run(Path("x"), script, args, metadata, history, [1.0] if finished else None, 1.0, False)
+
+
+def test_the_first_hour_has_a_row_and_a_curve_per_phase(tmp_path):
+    runs = [first_hour_run("td3_bc_n", seed, [1.0, 2.0 + seed]) for seed in (1, 2)]
+    runs.append(first_hour_run("finetune_td3_bc_n", 1, [5.0, 50.0], checkpoint="runs/a"))
+    runs.append(first_hour_run("finetune_td3_bc_n", 1, [6.0, 7.0]))
+    runs.append(first_hour_run("td3_bc_n", 3, [100.0, 100.0], finished=False))
+    found = first_hour.phases(runs)
+    rows = [line.split(" | ") for line in first_hour.table(found).splitlines()[2:]]
+    assert [row[0] for row in rows] == [
+        f"| TD3-BC-N, {phase}" for phase in ("fine-tuning", "from scratch", "offline")
+    ]
+    assert rows[0][1:] == ["1", "5.0 ± nan", "50.0 ± nan", "41.0 |"]
+    assert rows[2][1:] == ["2", "1.0 ± 0.0", "3.5 ± 0.5", "-6.0 |"]
+    first_hour.draw(found, tmp_path / "first-hour.png")
+    assert imread(tmp_path / "first-hour.png")[..., :3].std() > 0.02

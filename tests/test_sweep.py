@@ -196,10 +196,10 @@ def test_a_run_without_its_result_is_started_again(four_runs, tmp_path, monkeypa
             importlib.import_module("td3_bc_n").parse_args()
         except SystemExit as error:
             print(error, file=log, flush=True)
-            return 1, False
+            return 1
         assert not (tmp_path / job.name).exists()
         shutil.copytree(four_runs / job.name, tmp_path / job.name)
-        return 0, False
+        return 0
 
     monkeypatch.setattr(sweep, "call", call)
     status, message = sweep.run_job(job, str(tmp_path), ".", 1, lambda: False)
@@ -271,6 +271,21 @@ def test_a_run_that_another_process_writes_is_not_started(tmp_path, monkeypatch)
         fcntl.flock(log, fcntl.LOCK_EX)
         result = sweep.run_job(job, str(tmp_path), ".", 1, lambda: not answers or answers.pop())
     assert result == ("stopped", "") and (tmp_path / job.name).exists()
+
+
+@pytest.mark.parametrize("code", [143, -15, 130, 1])
+def test_a_signal_to_sweep_and_script_stops_the_run(code, tmp_path, monkeypatch):
+    """Slurm signals all processes of a job. Without a signal to the sweep, the run has failed."""
+    signals = []
+    monkeypatch.setattr(sweep, "call", lambda *_: code)
+    (job,) = jobs_of("td3_bc_n").values()
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / f"{job.name}.log").write_text("last words\n")
+    status, message = sweep.run_job(job, str(tmp_path), ".", 1, lambda: bool(signals))
+    assert status == "failed" and f"exit code {code}, last words" in message
+    monkeypatch.setattr(sweep, "call", lambda *_: signals.append(signal.SIGTERM) or code)
+    status, _ = sweep.run_job(job, str(tmp_path), ".", 1, lambda: bool(signals))
+    assert status == ("failed" if code == 1 else "stopped")
 
 
 GRIDS = {"paper": 230, "paper-adroit": 40, "paper-variable-beta": 120, "paper-finetune": 460}

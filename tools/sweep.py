@@ -278,11 +278,11 @@ def run_job(job, runs_dir, cwd, cpus, should_stop, offline=None):
                 time.sleep(0.2)
         if should_stop():
             return "stopped", ""
-        command, code, stopped = make_command(job, runs_dir), 0, False
+        command, code = make_command(job, runs_dir), 0
         if state(directory) not in DONE:  # else a second sweep has just done it
             if "--resume" not in command:
                 shutil.rmtree(directory, ignore_errors=True)  # it was stopped before a checkpoint
-            code, stopped = call(command, log, cpus, should_stop)
+            code = call(command, log, cpus, should_stop)
         lines = log_path.read_text(errors="replace").strip().splitlines()
         if code == 3:
             (directory / "diverged").write_text(f"{lines[-1]}\n")
@@ -291,7 +291,7 @@ def run_job(job, runs_dir, cwd, cpus, should_stop, offline=None):
     if code == 0:
         result = json.loads((directory / "result.json").read_text())
         return "finished", "score {score:.1f} ± {score_stderr:.1f}".format(**result)
-    if stopped:
+    if should_stop() and code in (130, 143, -signal.SIGINT, -signal.SIGTERM):
         return "stopped", ""
     if "--resume" in command and ": finished at step" in lines[-1]:
         shutil.rmtree(directory)  # it was killed between its last checkpoint and result.json
@@ -300,7 +300,7 @@ def run_job(job, runs_dir, cwd, cpus, should_stop, offline=None):
 
 
 def call(command, log, cpus, should_stop):
-    """Runs a script to its end, or stops it. Returns its exit code, and whether it was stopped."""
+    """Runs a script to its end, or stops it. Returns its exit code."""
     print(f"$ {shlex.join(command)}", file=log, flush=True)
     command = [sys.executable, str(ROOT / command[1]), *command[2:]]
     if sys.platform == "linux":  # prctl(PR_SET_PDEATHSIG, SIGKILL): the script dies with its parent
@@ -311,13 +311,10 @@ def call(command, log, cpus, should_stop):
     # In a session of its own: Ctrl-C in a terminal reaches only the sweep.
     options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
     process = subprocess.Popen(command, env=os.environ | threads, **options)
-    stopped = False
-    while process.poll() is None:
-        if should_stop() and not stopped:
-            process.terminate()
-            stopped = True
+    while process.poll() is None and not should_stop():
         time.sleep(0.1)
-    return process.returncode, stopped
+    process.terminate()  # has no effect if it has ended
+    return process.wait()
 
 
 # --- All runs ---

@@ -7,18 +7,16 @@ Reads offline runs, the fine-tuning runs that started from them, and runs from s
 environment. Writes first-hour.png and first-hour.md. Unfinished runs are left out.
 """
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-import numpy as np
+import matplotlib.pyplot as plt
 import tyro
 
+from studies import common
 from tools.plot import curve
 from tools.runs import normalized_scores, read_runs
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 
 STYLES = {"td3_bc_n": ("TD3-BC-N", "#1f77b4"), "sac_bc_n": ("SAC-BC-N", "#d62728")}
 
@@ -38,8 +36,12 @@ def phases(runs):
         if run.script != algorithm:
             phase = "fine-tuning" if run.args["checkpoint"] else "from scratch"
         if run.returns is not None:
-            found.setdefault((algorithm, phase), {})[run.args["seed"]] = run
-    return {key: [seeds[seed] for seed in sorted(seeds)] for key, seeds in found.items()}
+            found.setdefault((algorithm, phase), []).append(run)
+    for (algorithm, phase), of_phase in found.items():
+        if differing := common.differing_args(of_phase):
+            sys.exit(f"{algorithm}, {phase}: the runs differ in {', '.join(differing)}")
+    by_seed = {key: {run.args["seed"]: run for run in runs} for key, runs in found.items()}
+    return {key: [runs[seed] for seed in sorted(runs)] for key, runs in by_seed.items()}
 
 
 def draw(found, path):
@@ -73,9 +75,8 @@ def table(found):
     for (algorithm, phase), runs in sorted(found.items()):
         cells = []
         for index in (0, -1):
-            scores = np.array([run.history[index]["score"] for run in runs])
-            stderr = scores.std(ddof=1) / np.sqrt(len(scores)) if len(scores) > 1 else float("nan")
-            cells.append(f"{scores.mean():.1f} ± {stderr:.1f}")
+            scores = [run.history[index]["score"] for run in runs]
+            cells.append("{:.1f} ± {:.1f}".format(*common.mean_and_stderr(scores)))
         worst = min(run.history[-1]["score_worst"] for run in runs)
         name = f"{STYLES[algorithm][0]}, {phase}"
         lines.append(f"| {name} | {len(runs)} | {cells[0]} | {cells[1]} | {worst:.1f} |")

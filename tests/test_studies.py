@@ -11,11 +11,12 @@ import pytest
 import torch
 from conftest import run_script
 from matplotlib.image import imread
+from torch.utils.tensorboard import SummaryWriter
 
 import finetune_td3_bc_n
 import td3_bc_n
-from studies import ablations, common, efficiency, first_hour, uncertainty
-from tools.runs import Run, read_run
+from studies import ablations, common, convergence, efficiency, first_hour, uncertainty
+from tools.runs import Run, load_agent, load_data, read_run
 
 STATES, BINS = 400, 4
 
@@ -506,3 +507,52 @@ def test_the_first_hour_has_a_row_and_a_curve_per_phase(tmp_path):
     assert rows[2][1:] == ["2", "1.0 ± 0.0", "3.5 ± 0.5", "-6.0 |"]
     first_hour.draw(found, tmp_path / "first-hour.png")
     assert imread(tmp_path / "first-hour.png")[..., :3].std() > 0.02
+
+
+def test_the_first_hour_refuses_two_experiments(trained, tmp_path):
+    with pytest.raises(SystemExit, match="td3_bc_n, offline: the runs differ in num_critics, beta"):
+        first_hour.main(first_hour.Args([str(trained)], str(tmp_path)))
+
+
+def test_convergence_of_a_real_run(trained, tmp_path):
+    """The last value in the logs is that of the checkpoint."""
+    run = trained / "3-0.2-1"
+    convergence.main(convergence.Args([str(run)], str(tmp_path)))
+    (row,) = tables(tmp_path / "convergence.md")["convergence"][1:]
+    assert row[:3] == ["td3_bc_n, tiny-maze2d-umaze-v0, seed 1", "20", "40,000"]
+    _, args, agent = load_agent(run)
+    dataset = agent.preprocess(load_data(td3_bc_n, args)[0])
+    measured = td3_bc_n.ensemble_statistics(agent, dataset, args.seed)["uncertainty/data_min"]
+    assert row[4] == f"{measured:.3g}"
+    assert imread(tmp_path / "convergence.png")[..., :3].std() > 0.02
+
+
+def test_convergence_fits_the_time_constant(runs_dir, tmp_path):
+    """A run with a known curve, in two files as after --resume. tau 0.01, so T is 20,000."""
+    run = runs_dir / "2-0-1"
+    change_run(run, tau=0.01)
+    for file in run.glob("events*"):
+        file.unlink()
+    for steps in (range(1_000, 30_000, 1_000), range(30_000, 60_000, 1_000)):
+        with SummaryWriter(run, purge_step=steps[0]) as writer:
+            for step in steps:
+                value = 50 * (1 - math.exp(-step / 10_000))  # twice as fast
+                writer.add_scalar("uncertainty/data_min", value, step)
+    convergence.main(convergence.Args([str(run)], str(tmp_path)))
+    (row,) = tables(tmp_path / "convergence.md")["convergence"][1:]
+    steps, expected, best, last, q, error = (float(c.strip(" %").replace(",", "")) for c in row[1:])
+    assert (steps, expected, last) == (59_000, 20_000, 49.9)
+    assert best == pytest.approx(10_000, rel=0.01)
+    share = 1 - np.exp(-np.arange(1_000, 60_000, 1_000) / 20_000)
+    values = 50 * (1 - np.exp(-np.arange(1_000, 60_000, 1_000) / 10_000))
+    q_expected = np.linalg.lstsq(share[:, None], values, rcond=None)[0].item()
+    assert q == pytest.approx(q_expected, rel=0.005)
+    rms = np.sqrt(np.mean((values - q_expected * share) ** 2))
+    assert error == pytest.approx(100 * rms / q_expected, abs=0.06)
+
+
+def test_convergence_needs_offline_runs_with_logs(runs_dir, tmp_path):
+    for file in (runs_dir / "2-0-1").glob("events*"):
+        file.unlink()
+    with pytest.raises(SystemExit, match="no uncertainty/data_min in its TensorBoard logs"):
+        convergence.main(convergence.Args([str(runs_dir / "2-0-1")], str(tmp_path)))

@@ -394,9 +394,8 @@ def save_checkpoint(path, agent, optimizers, state):
 
 def restore_checkpoint(checkpoint, agent, optimizers):
     agent.load_state_dict(checkpoint["agent"])
-    for name, optimizer in optimizers.items():
-        state = checkpoint["optimizers"][name]
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+    for name, opt in optimizers.items():
+        opt.load_state_dict(opt.state_dict() | {"state": checkpoint["optimizers"][name]})
     torch.set_rng_state(checkpoint["rng_state"])
     if agent.obs_mean.is_cuda and checkpoint["cuda_rng_state"] is not None:
         torch.cuda.set_rng_state(checkpoint["cuda_rng_state"])
@@ -501,8 +500,9 @@ if __name__ == "__main__":
         if step % args.log_frequency == 0 or evaluation_due or signals:
             scalars = {f"losses/{name}": loss.item() for name, loss in losses.items()}
             if not all(map(math.isfinite, scalars.values())):
-                advice = "try a larger beta, more critics or independent targets"
-                print(f"step {step}: losses are not finite, {advice}: {scalars}", file=sys.stderr)
+                message = f"step {step}: losses are not finite, try a larger beta: {scalars}"
+                (run_dir / "diverged").write_text(message)
+                print(message, file=sys.stderr)
                 sys.exit(3)
             sps = (step - start_step) / (time.monotonic() - start_time)
             scalars |= {"charts/SPS": sps, "charts/beta": beta.item()}

@@ -140,6 +140,7 @@ def test_a_run_that_diverges_stops_with_exit_code_3(script, rate, run):
     arguments += ["--log-frequency", 50, "--eval-frequency", 1000, "--num-critics", 2]
     process, run_dir = run(script, *arguments, "--learning-rate", rate, check=False)
     assert process.returncode == 3 and "losses are not finite, try a larger beta" in process.stderr
+    assert (run_dir / "diverged").read_text() == process.stderr.strip().splitlines()[-1]
     assert not (run_dir / "result.json").exists()
 
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -59,6 +60,13 @@ def jobs_of(*arguments):
     args = parser.parse_args(list(map(str, arguments)))
     given = sweep.given_arguments(args, types)
     return sweep.make_jobs(sweep.make_sweeps(args.names, given, parser, types), types)
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def run_dirs(runs_dir):
@@ -213,7 +221,7 @@ def test_repeating_a_finished_sweep_runs_nothing(four_runs, monkeypatch, capsys)
     reordered = ["sac_bc_n", "td3_bc_n", *FOUR[2:], "--runs-dir", four_runs]
     assert run_sweep(*reordered) == run_sweep(*reordered, "--ray") == 0
     output = capsys.readouterr().out
-    assert "4 runs" in output and "4 finished before" in output
+    assert "4 runs" in output and "4 already done" in output
     assert "| sac_bc_n, tiny-maze2d-umaze-v0 | 2 | 2 |" in output  # two seeds, two episodes
     assert run_sweep(*reordered, "--ray", "--seed", 3) == "--ray needs Ray: pip install ray"
 
@@ -238,7 +246,7 @@ def test_failed_and_diverged_runs_do_not_stop_the_others(tmp_path, monkeypatch, 
         f"td3_bc_n --learning-rate 1e30 {flags.replace(' --env-steps 4 --learning-starts 10', '')}",
         f"td3_bc_n finetune_td3_bc_n --env-id no-such-v0 tiny-maze2d-umaze-v0 {flags}",
     ]
-    monkeypatch.setitem(sweep.GRIDS, "mixed", ["mixed: for this test", *lines])
+    monkeypatch.setitem(sweep.GRIDS, "mixed", ("for this test", *lines))
     diverged, failed, finished, skipped, fine_tuned = jobs_of("mixed")
     for arguments in (["--ray"], []):  # a failed run is tried again, the others are not
         assert run_sweep("mixed", "--runs-dir", tmp_path, *arguments) == 1
@@ -246,6 +254,7 @@ def test_failed_and_diverged_runs_do_not_stop_the_others(tmp_path, monkeypatch, 
         assert f"skipped: {skipped} offline run" in output
         assert f"failed: {failed} exit code 1, no-such-v0: not a D4RL dataset" in output
         assert f"(log: {tmp_path}/logs/{failed}.log)" in output
+        assert f"diverged: {diverged} step 2: losses are not finite" in output
         for status in ("2 finished", "1 diverged", "1 failed", "1 skipped"):
             assert status in output
     assert "not finite" in (tmp_path / diverged / "diverged").read_text()
@@ -259,6 +268,59 @@ def test_failed_and_diverged_runs_do_not_stop_the_others(tmp_path, monkeypatch, 
     assert rows["finetune_td3_bc_n"]["checkpoint"] == str(tmp_path / finished)
     assert rows["td3_bc_n"]["checkpoint"] == ""
     assert rows["finetune_td3_bc_n"]["gradient_steps"] == "4"  # of the offline run
+
+
+def test_a_script_has_its_threads_and_ends_with_its_parent(tmp_path, monkeypatch):
+    """It saves and stops also if the sweep or a Ray worker is killed. Its log is unbuffered."""
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    code = "import os, time; print(os.environ['OMP_NUM_THREADS'], os.getpid()); time.sleep(60)"
+    (tmp_path / "script.py").write_text(code)
+    parent = "import sys; from tools import sweep; log = open(sys.argv[2], 'w'); "
+    parent += "sweep.call(['python', sys.argv[1]], log, 3, lambda: False)"
+    script, log = tmp_path / "script.py", tmp_path / "log"
+    process = subprocess.Popen([sys.executable, "-c", parent, script, log], cwd=sweep.ROOT)
+    wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == 2)
+    threads, pid = map(int, log.read_text().splitlines()[1].split())
+    assert threads == 3
+    process.kill()
+    process.wait()
+    wait_for(lambda: not Path(f"/proc/{pid}").exists())
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("no result"), OSError("no locks available")])
+def test_an_error_of_one_run_does_not_stop_the_others(error, tmp_path, monkeypatch, capsys):
+    def run_job(job, *_):
+        if job.arguments["seed"] == 1:
+            raise error
+        return "finished", "score 1"
+
+    monkeypatch.setattr(sweep, "run_job", run_job)
+    assert run_sweep("td3_bc_n", "--seed", 1, 2, "--runs-dir", tmp_path) == 1
+    output = capsys.readouterr().out
+    assert f"failed: td3_bc_n__tiny-maze2d-umaze-v0__seed=1 {error}" in output
+    assert "1 failed, 1 finished" in output
+
+
+@needs_ray
+def test_a_run_that_fits_on_no_machine_is_refused(tmp_path):
+    import ray
+
+    for request in (["--cpus-per-run", 9999], ["--gpus-per-run", 64]):
+        message = run_sweep("td3_bc_n", "--ray", *request, "--runs-dir", tmp_path)
+        assert "does not fit on any machine" in message
+        ray.shutdown()
+
+
+def test_fine_tuning_of_diverged_and_missing_runs_in_a_dry_run(tmp_path, capsys):
+    arguments = ["td3_bc_n", "finetune_td3_bc_n", "--seed", "1", "2"]
+    first, second, *_ = jobs_of(*arguments)
+    (tmp_path / first).mkdir()
+    (tmp_path / first / "diverged").touch()
+    sweep.main([*arguments, "--dry-run", "--runs-dir", str(tmp_path)])
+    output = capsys.readouterr()
+    assert output.out.count("\n") == 1 and second in output.out
+    assert "1 runs wait for their offline runs" in output.err
+    assert "1 runs skipped: their offline runs diverged" in output.err
 
 
 def test_a_run_that_another_process_writes_is_not_started(tmp_path, monkeypatch):

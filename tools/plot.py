@@ -24,7 +24,7 @@ import matplotlib
 import numpy as np
 import tyro
 
-from tools.runs import normalized_scores, read_runs
+from tools.runs import DATA, INCIDENTAL, normalized_scores, read_runs
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -55,11 +55,6 @@ PAPER = {
     "pen-cloned-v1": (67.2, 58.0),
     "pen-human-v1": (72.8, 70.3),
 }
-# Arguments and metadata that do not and that do make another experiment.
-INCIDENTAL = {"seed", "resume", "run_name", "runs_dir", "cuda", "cudagraphs", "compile"}
-INCIDENTAL |= {"matmul_precision", "track", "checkpoint"}
-INCIDENTAL |= {"eval_frequency", "eval_episodes", "log_frequency"}
-DATA = ("dataset", "source", "transitions", "environment")
 
 
 @dataclass

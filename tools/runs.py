@@ -10,6 +10,11 @@ import numpy as np
 import torch
 
 SCRIPTS = ("td3_bc_n", "sac_bc_n", "finetune_td3_bc_n", "finetune_sac_bc_n")
+# Arguments that do not, and metadata that do, make another experiment.
+INCIDENTAL = {"seed", "run_name", "runs_dir", "resume", "checkpoint", "track", "log_frequency"}
+INCIDENTAL |= {"cuda", "cudagraphs", "compile", "matmul_precision"}
+INCIDENTAL |= {"eval_frequency", "eval_episodes"}
+DATA = ("dataset", "source", "transitions", "environment")
 
 
 class Run(NamedTuple):
@@ -59,16 +64,19 @@ def read_run(path):
 
 def read_runs(paths):
     """All runs at or below these directories, oldest first. Unreadable ones are reported."""
-    files, runs = set(), []
+    files, diverged, runs = set(), set(), []
     for path in map(Path, paths):
         if not path.is_dir():
             sys.exit(f"{path}: no such directory")
         files |= set(path.resolve().rglob("checkpoint.pt"))
+        diverged |= {file.parent for file in path.resolve().rglob("diverged")}
+    for path in sorted(diverged - {file.parent for file in files}):
+        print(f"left out: {path} (diverged before its first checkpoint)", file=sys.stderr)
     for file in sorted(files, key=lambda file: (file.stat().st_mtime, file)):
         try:
             runs.append(read_run(file.parent))
         except (KeyError, ValueError) as error:
-            print(f"left out: {error}", file=sys.stderr)
+            print(f"left out: {file.parent} ({error})", file=sys.stderr)
     if not runs:
         sys.exit(f"no runs in {', '.join(map(str, paths))}")
     return runs

@@ -9,13 +9,13 @@
 Scripts or named grids come first, then arguments. Every argument of the scripts can have several
 values, and the runs are their product. An argument goes to those scripts that have it. Boolean
 arguments are flags as in the scripts, or take values: --independent-targets true false. Arguments
-after -- are passed on to all runs as they are. In a named grid, arguments replace its values;
+after -- are appended unchanged to every command. In a named grid, arguments replace its values;
 datasets that are in the grid select a part of it.
 
-The name of a run is made from its script and arguments. To resume a sweep, repeat its command:
-finished runs are skipped, interrupted runs are resumed, missing ones are started. A run that
-diverged (non-finite losses) counts as finished and has a file "diverged"; remove its directory to
-run it again. The output of a run is in RUNS_DIR/logs. At the end there are a table of scores and
+The name of a run is made from its script and the given arguments. To resume a sweep, repeat its
+command: finished runs are skipped, interrupted runs are resumed, missing ones are started. A run
+that diverged (non-finite losses) counts as finished and has a file "diverged"; remove its directory
+to run it again. The output of a run is in RUNS_DIR/logs. At the end there are a table of scores and
 RUNS_DIR/returns.csv, with the return of each episode in the last evaluation of all finished runs.
 """
 
@@ -41,6 +41,9 @@ from typing import NamedTuple, get_args
 
 from tqdm import tqdm
 
+from tools import plot
+from tools.runs import normalized_scores, read_runs
+
 ROOT = Path(__file__).resolve().parent.parent
 FINETUNE = ("finetune_td3_bc_n", "finetune_sac_bc_n")
 SCRIPTS = ("td3_bc_n", "sac_bc_n", *FINETUNE)
@@ -48,65 +51,75 @@ DONE = ("finished", "diverged")
 
 # --- Named grids: a description, then the arguments of one or more sweeps ---
 
+
+def datasets(*tasks):
+    """The datasets of the paper's Table 1 that are of these tasks."""
+    return " ".join(name for name in plot.PAPER if name.startswith(tasks))
+
+
 SEEDS = "--seed 1 2 3 4 5"
-QUALITIES = ("medium", "medium-replay", "medium-expert", "expert")
-HALFCHEETAH, HOPPER, WALKER2D = (
-    " ".join(f"{robot}-{quality}-v2" for quality in QUALITIES)
-    for robot in ("halfcheetah", "hopper", "walker2d")
-)
-LOCOMOTION = f"{HALFCHEETAH} {HOPPER} {WALKER2D}"
-MAZE2D = "maze2d-umaze-v1 maze2d-medium-v1 maze2d-large-v1"
-ANTMAZE = "antmaze-umaze-v0 antmaze-umaze-diverse-v0 antmaze-medium-play-v0 "
-ANTMAZE += "antmaze-medium-diverse-v0 antmaze-large-play-v0 antmaze-large-diverse-v0"
-PEN = "pen-cloned-v1 pen-human-v1"
-TABLE_1 = f"{LOCOMOTION} {MAZE2D} {ANTMAZE} {PEN}"
+LOCOMOTION, HALFCHEETAH = datasets("halfcheetah", "hopper", "walker2d"), datasets("halfcheetah")
+ANTMAZE, PEN, TABLE_1 = datasets("antmaze"), datasets("pen"), datasets("")
 TINY = "tiny-maze2d-umaze-v0"
-GRIDS = f"""
-paper: Table 1
-    td3_bc_n sac_bc_n --env-id {TABLE_1} {SEEDS}
-paper-adroit: all Adroit tasks, TD3-BC-N
-    td3_bc_n --env-id {PEN} hammer-cloned-v1 hammer-human-v1 door-cloned-v1 door-human-v1 \
-        relocate-cloned-v1 relocate-human-v1 {SEEDS}
-paper-variable-beta: best beta per dataset; without --beta, they are runs of paper
-    td3_bc_n --env-id halfcheetah-medium-v2 halfcheetah-medium-replay-v2 --beta 0 {SEEDS}
-    td3_bc_n --env-id halfcheetah-medium-expert-v2 halfcheetah-expert-v2 {SEEDS}
-    td3_bc_n --env-id hopper-medium-v2 hopper-medium-replay-v2 --beta 0.01 {SEEDS}
-    td3_bc_n --env-id hopper-medium-expert-v2 hopper-expert-v2 {SEEDS}
-    td3_bc_n --env-id walker2d-medium-v2 --beta 0.01 {SEEDS}
-    td3_bc_n --env-id walker2d-medium-expert-v2 --beta 0 {SEEDS}
-    td3_bc_n --env-id walker2d-medium-replay-v2 walker2d-expert-v2 {SEEDS}
-    sac_bc_n --env-id {HALFCHEETAH} {SEEDS}
-    sac_bc_n --env-id hopper-medium-v2 hopper-medium-expert-v2 hopper-expert-v2 {SEEDS}
-    sac_bc_n --env-id hopper-medium-replay-v2 walker2d-medium-replay-v2 --beta 0 {SEEDS}
-    sac_bc_n --env-id walker2d-medium-v2 walker2d-medium-expert-v2 --beta 0.001 {SEEDS}
-    sac_bc_n --env-id walker2d-expert-v2 {SEEDS}
-paper-finetune: the runs of paper, and the fine-tuning of each
-    {" ".join(SCRIPTS)} --env-id {TABLE_1} {SEEDS}
-paper-ablations: beta 0, N 2, no inflation, shared targets; critic-init torch (not in the paper)
-    td3_bc_n --env-id {LOCOMOTION} --beta 0 {SEEDS}
-    td3_bc_n --env-id {LOCOMOTION} --num-critics 2 {SEEDS}
-    td3_bc_n --env-id {LOCOMOTION} --bc-inflation 1 {SEEDS}
-    td3_bc_n --env-id {ANTMAZE} {PEN} --no-independent-targets {SEEDS}
-    td3_bc_n --env-id {TABLE_1} --critic-init torch {SEEDS}
-paper-n-beta: section 5.3; the paper has its values of beta only in pictures, these are ours
-    td3_bc_n --env-id hopper-medium-expert-v2 --num-critics 2 5 10 20 50 \
-        --beta 0 0.01 0.03 0.1 0.3 1 --independent-targets false true {SEEDS}
-tiny: paper-n-beta in small, on the bundled dataset
-    td3_bc_n --env-id {TINY} --num-critics 2 5 10 20 --beta 0 0.02 0.2 1 \
-        --independent-targets false true --bc-inflation 1 --seed 1
-tiny-ablations: the full method and five ablations, on the bundled dataset
-    td3_bc_n --env-id {TINY} {SEEDS}
-    td3_bc_n --env-id {TINY} --beta 0 {SEEDS}
-    td3_bc_n --env-id {TINY} --num-critics 2 {SEEDS}
-    td3_bc_n --env-id {TINY} --bc-inflation 1 {SEEDS}
-    td3_bc_n --env-id {TINY} --independent-targets {SEEDS}
-    td3_bc_n --env-id {TINY} --critic-init torch {SEEDS}
-tiny-first-hour: bundled dataset: offline, fine-tuning of each run, and online from scratch
-    {" ".join(SCRIPTS)} --env-id {TINY} {SEEDS}
-    {" ".join(FINETUNE)} --env-id {TINY} --batch-size 64 {SEEDS}
-"""
-GRIDS = [grid.split("\n    ") for grid in re.split(r"\n(?=\w)", GRIDS.strip())]
-GRIDS = {grid[0].split(": ")[0]: grid for grid in GRIDS}  # {name: [title, sweep, ...]}
+GRIDS = {  # {name: (title, sweep, ...)}
+    "paper": ("Table 1", f"td3_bc_n sac_bc_n --env-id {TABLE_1} {SEEDS}"),
+    "paper-adroit": (
+        "all Adroit tasks, TD3-BC-N",
+        f"td3_bc_n --env-id {PEN} hammer-cloned-v1 hammer-human-v1 door-cloned-v1 door-human-v1 "
+        f"relocate-cloned-v1 relocate-human-v1 {SEEDS}",
+    ),
+    "paper-variable-beta": (
+        "best beta per dataset; runs with the default beta are shared with paper",
+        f"td3_bc_n --env-id halfcheetah-medium-v2 halfcheetah-medium-replay-v2 --beta 0 {SEEDS}",
+        f"td3_bc_n --env-id halfcheetah-medium-expert-v2 halfcheetah-expert-v2 {SEEDS}",
+        f"td3_bc_n --env-id hopper-medium-v2 hopper-medium-replay-v2 --beta 0.01 {SEEDS}",
+        f"td3_bc_n --env-id hopper-medium-expert-v2 hopper-expert-v2 {SEEDS}",
+        f"td3_bc_n --env-id walker2d-medium-v2 --beta 0.01 {SEEDS}",
+        f"td3_bc_n --env-id walker2d-medium-expert-v2 --beta 0 {SEEDS}",
+        f"td3_bc_n --env-id walker2d-medium-replay-v2 walker2d-expert-v2 {SEEDS}",
+        f"sac_bc_n --env-id {HALFCHEETAH} {SEEDS}",
+        f"sac_bc_n --env-id hopper-medium-v2 hopper-medium-expert-v2 hopper-expert-v2 {SEEDS}",
+        f"sac_bc_n --env-id hopper-medium-replay-v2 walker2d-medium-replay-v2 --beta 0 {SEEDS}",
+        f"sac_bc_n --env-id walker2d-medium-v2 walker2d-medium-expert-v2 --beta 0.001 {SEEDS}",
+        f"sac_bc_n --env-id walker2d-expert-v2 {SEEDS}",
+    ),
+    "paper-finetune": (
+        "the runs of paper, and the fine-tuning of each",
+        f"{' '.join(SCRIPTS)} --env-id {TABLE_1} {SEEDS}",
+    ),
+    "paper-ablations": (
+        "beta 0, N 2, no inflation, shared targets; critic-init torch (not in the paper)",
+        f"td3_bc_n --env-id {LOCOMOTION} --beta 0 {SEEDS}",
+        f"td3_bc_n --env-id {LOCOMOTION} --num-critics 2 {SEEDS}",
+        f"td3_bc_n --env-id {LOCOMOTION} --bc-inflation 1 {SEEDS}",
+        f"td3_bc_n --env-id {ANTMAZE} {PEN} --no-independent-targets {SEEDS}",
+        f"td3_bc_n --env-id {TABLE_1} --critic-init torch {SEEDS}",
+    ),
+    "paper-n-beta": (
+        "N x beta, shared and independent targets (section 5.3); the values of beta are ours",
+        "td3_bc_n --env-id hopper-medium-expert-v2 --num-critics 2 5 10 20 50 "
+        f"--beta 0 0.01 0.03 0.1 0.3 1 --independent-targets false true {SEEDS}",
+    ),
+    "tiny": (
+        "small version of paper-n-beta, on the bundled dataset",
+        f"td3_bc_n --env-id {TINY} --num-critics 2 5 10 20 --beta 0 0.02 0.2 1 "
+        "--independent-targets false true --bc-inflation 1 --seed 1",
+    ),
+    "tiny-ablations": (
+        "the full method and five ablations, on the bundled dataset",
+        f"td3_bc_n --env-id {TINY} {SEEDS}",
+        f"td3_bc_n --env-id {TINY} --beta 0 {SEEDS}",
+        f"td3_bc_n --env-id {TINY} --num-critics 2 {SEEDS}",
+        f"td3_bc_n --env-id {TINY} --bc-inflation 1 {SEEDS}",
+        f"td3_bc_n --env-id {TINY} --independent-targets {SEEDS}",
+        f"td3_bc_n --env-id {TINY} --critic-init torch {SEEDS}",
+    ),
+    "tiny-first-hour": (
+        "offline, fine-tuning of each run, and online from scratch, on the bundled dataset",
+        f"{' '.join(SCRIPTS)} --env-id {TINY} {SEEDS}",
+        f"{' '.join(FINETUNE)} --env-id {TINY} --batch-size 64 {SEEDS}",
+    ),
+}
 
 
 # --- From arguments to runs ---
@@ -138,7 +151,7 @@ def make_parser(types):
     add = parser.add_argument
     add("names", nargs="+", choices=[*SCRIPTS, *GRIDS], metavar="names", help="scripts or grids")
     add("--runs-dir", default="runs", help="directory for all runs (default: runs)")
-    text = "run on Ray: on this machine, or on the cluster at ADDRESS (auto: the one started here)"
+    text = "run on Ray: on this machine, or on a cluster (auto: the one that ray start has joined)"
     add("--ray", nargs="?", const="local", metavar="ADDRESS", help=text)
     text = "CPU cores and threads per run (default: 1 with --ray, otherwise all cores)"
     add("--cpus-per-run", type=int, metavar="N", help=text)
@@ -160,7 +173,7 @@ def make_parser(types):
     parser.epilog = "named grids and their number of runs:\n"
     for name, (title, *_) in GRIDS.items():
         runs = make_jobs(make_sweeps([name], {}, parser, types), types)
-        parser.epilog += f"{len(runs):6}  {title}\n"
+        parser.epilog += f"{len(runs):6}  {name}: {title}\n"
     return parser
 
 
@@ -216,12 +229,11 @@ def make_jobs(sweeps, types, passed_on=()):
 
 
 def run_name(script, parent, arguments, passed_on):
-    """Different runs have different names, and the same run always has the same name."""
+    """Different arguments give different names, and the same arguments the same name."""
+    scratch = script in FINETUNE and not parent and "checkpoint" not in arguments
     parts = [f"finetune_{parent.name}" if parent else script]
     parts += [arguments["env_id"]] if "env_id" in arguments else []
-    parts += (
-        ["scratch"] if script in FINETUNE and not parent and "checkpoint" not in arguments else []
-    )
+    parts += ["scratch"] if scratch else []
     names = sorted(arguments, key=lambda name: (name == "seed", name))  # seed last
     parts += [f"{name}={arguments[name]}" for name in names if name != "env_id"]
     text = "__".join(parts if parent else [*parts, *passed_on])
@@ -284,11 +296,9 @@ def run_job(job, runs_dir, cwd, cpus, should_stop, offline=None):
                 shutil.rmtree(directory, ignore_errors=True)  # it was stopped before a checkpoint
             code = call(command, log, cpus, should_stop)
         lines = log_path.read_text(errors="replace").strip().splitlines()
-        if code == 3:
-            (directory / "diverged").write_text(f"{lines[-1]}\n")
     if state(directory) == "diverged":
-        return "diverged", (directory / "diverged").read_text().strip()
-    if code == 0:
+        return "diverged", (directory / "diverged").read_text()
+    if state(directory) == "finished":
         result = json.loads((directory / "result.json").read_text())
         return "finished", "score {score:.1f} ± {score_stderr:.1f}".format(**result)
     if should_stop() and code in (130, 143, -signal.SIGINT, -signal.SIGTERM):
@@ -303,14 +313,15 @@ def call(command, log, cpus, should_stop):
     """Runs a script to its end, or stops it. Returns its exit code."""
     print(f"$ {shlex.join(command)}", file=log, flush=True)
     command = [sys.executable, str(ROOT / command[1]), *command[2:]]
-    if sys.platform == "linux":  # prctl(PR_SET_PDEATHSIG, SIGKILL): the script dies with its parent
-        code = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "
+    if sys.platform == "linux":  # prctl(PR_SET_PDEATHSIG, SIGTERM): it stops with this process
+        code = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); "
         code += "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
         command[1:1] = ["-c", code]
-    threads = {"OMP_NUM_THREADS": str(cpus), "MKL_NUM_THREADS": str(cpus)} if cpus else {}
+    env = os.environ | {"PYTHONUNBUFFERED": "1"}  # keeps stdout and stderr in order
+    env |= {"OMP_NUM_THREADS": str(cpus), "MKL_NUM_THREADS": str(cpus)} if cpus else {}
     # In a session of its own: Ctrl-C in a terminal reaches only the sweep.
     options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
-    process = subprocess.Popen(command, env=os.environ | threads, **options)
+    process = subprocess.Popen(command, env=env, **options)
     while process.poll() is None and not should_stop():
         time.sleep(0.1)
     process.terminate()  # has no effect if it has ended
@@ -322,7 +333,11 @@ def call(command, log, cpus, should_stop):
 
 def run_in_order(jobs, args, report, should_stop):
     for job in jobs:
-        report(job, *run_job(job, args.runs_dir, os.getcwd(), args.cpus_per_run, should_stop))
+        try:
+            result = run_job(job, args.runs_dir, os.getcwd(), args.cpus_per_run, should_stop)
+        except OSError as error:
+            result = "failed", str(error)
+        report(job, *result)
 
 
 def connect(address):
@@ -335,23 +350,25 @@ def connect(address):
     options = {"address": address, "logging_level": "ERROR", "log_to_driver": False}
     if address == "local":
         options |= {"include_dashboard": False, "object_store_memory": 100 * 2**20}
+        if hasattr(os, "sched_getaffinity"):  # in a Slurm job, Ray would take all cores
+            options["num_cpus"] = len(os.sched_getaffinity(0))
     try:
         host, _, port = address.rpartition(":")
         if port.isdigit():  # Ray itself would try for minutes
             socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(**options)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # Ray has its own exception classes
         sys.exit(f"--ray {address}: {str(error).strip().splitlines()[0]}")
 
 
 def run_on_ray(jobs, args, report, should_stop):
     import ray
 
-    available = ray.cluster_resources()
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus, gpus = args.cpus_per_run or 1, args.gpus_per_run
-    gpus = min(1, available.get("GPU", 0)) if gpus is None else gpus
-    if args.ray == "local" and (cpus > available["CPU"] or gpus > available.get("GPU", 0)):
-        sys.exit(f"a run with {cpus} CPUs and {gpus} GPUs does not fit on this machine")
+    gpus = max(min(1, node.get("GPU", 0)) for node in nodes) if gpus is None else gpus
+    if not any(cpus <= node.get("CPU", 0) and gpus <= node.get("GPU", 0) for node in nodes):
+        sys.exit(f"a run with {cpus} CPUs and {gpus} GPUs does not fit on any machine")
 
     stop_file = Path(args.runs_dir, "logs", f"stop-{os.getpid()}-{time.time_ns()}").absolute()
     # When a worker is lost, Ray calls run_job again, and that resumes the run.
@@ -378,10 +395,13 @@ def run_on_ray(jobs, args, report, should_stop):
 
 def dry_run(jobs, runs_dir):
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for --dry-run | head
-    waiting = 0
+    waiting = skipped = 0
     for job in jobs:
         directory = Path(runs_dir, job.name)
-        if job.parent and state(Path(runs_dir, job.parent.name)) != "finished":
+        offline = state(Path(runs_dir, job.parent.name)) if job.parent else "finished"
+        if offline == "diverged":
+            skipped += 1
+        elif offline != "finished":
             waiting += 1
         elif state(directory) == "no checkpoint":
             print(f"{directory}: no checkpoint, remove it if it is not running", file=sys.stderr)
@@ -389,19 +409,13 @@ def dry_run(jobs, runs_dir):
             print(shlex.join(make_command(job, runs_dir)))
     if waiting:
         print(f"{waiting} runs wait for their offline runs, repeat this later", file=sys.stderr)
+    if skipped:
+        print(f"{skipped} runs skipped: their offline runs diverged", file=sys.stderr)
 
 
 def write_results(jobs, runs_dir):
     """Prints the table of tools.plot and writes returns.csv."""
-    from tools import plot
-    from tools.runs import normalized_scores, read_run
-
-    runs = {}
-    for job in jobs:
-        try:
-            runs[job.name] = read_run(Path(runs_dir, job.name))
-        except (KeyError, ValueError) as error:
-            print(f"left out: {error}", file=sys.stderr)
+    runs = {run.path.name: run for run in read_runs([Path(runs_dir, job.name) for job in jobs])}
     print(f"\n{plot.table(plot.group(runs.values()))}")
     swept = dict.fromkeys(name for job in jobs for name in job.arguments)
     swept |= {"checkpoint": None} if any(job.parent for job in jobs) else {}
@@ -429,6 +443,8 @@ def main(argv=None):
     jobs = make_jobs(sweeps, types, passed_on)
     if args.gpus_per_run is not None and not args.ray:
         parser.error("--gpus-per-run needs --ray")
+    if args.gpus_per_run is not None and args.gpus_per_run < 0:
+        parser.error("--gpus-per-run must be at least 0")
     if args.cpus_per_run is not None and args.cpus_per_run < 1:
         parser.error("--cpus-per-run must be at least 1")
     if args.dry_run:
@@ -440,13 +456,20 @@ def main(argv=None):
         sys.exit(f"--runs-dir {args.runs_dir}: cannot be written ({error})")
     statuses = {name: state(Path(args.runs_dir, name)) for name in jobs}
     messages, signals = dict.fromkeys(jobs, ""), []
+    for name in (name for name in jobs if statuses[name] == "diverged"):
+        messages[name] = Path(args.runs_dir, name, "diverged").read_text()
     to_do = [job for job in jobs.values() if statuses[job.name] not in DONE]
-    print(f"{len(jobs)} runs in {args.runs_dir}, {len(jobs) - len(to_do)} finished before")
+    print(f"{len(jobs)} runs in {args.runs_dir}, {len(jobs) - len(to_do)} already done")
     if to_do and args.ray:
         connect(args.ray)  # before the signal handlers: Ray sets its own
     bar = tqdm(total=len(jobs), initial=len(jobs) - len(to_do), unit="run", disable=None)
+
+    def stop(number, _):
+        signals.append(number)
+        signal.signal(number, signal.SIG_DFL)  # a second Ctrl-C ends the sweep at once
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: signals.append(number))
+        signal.signal(number, stop)
 
     def should_stop():
         bar.refresh()
@@ -470,8 +493,7 @@ def main(argv=None):
         print("stopped, repeat the command to resume")
         sys.exit(128 + signals[0])
     done = [job for job in jobs.values() if statuses[job.name] in DONE]
-    done = [job for job in done if Path(args.runs_dir, job.name, "checkpoint.pt").exists()]
-    if done:
+    if any(Path(args.runs_dir, job.name, "checkpoint.pt").exists() for job in done):
         write_results(done, args.runs_dir)
     sys.exit(1 if counts["failed"] else 0)
 

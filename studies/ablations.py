@@ -3,10 +3,12 @@
     python -m studies.ablations runs/ablations --out studies-out
 
 A run belongs to an ablation if it differs in exactly one of five arguments from the defaults of its
-task: no BC (beta 0), two critics, no BC inflation (bc_inflation 1), the other targets
-(independent_targets flipped), PyTorch's initialization (critic_init torch). The full method has
+task: no BC (beta 0), two critics, no BC inflation (bc_inflation 1), shared instead of independent
+targets or the other way round, PyTorch's initialization (critic_init torch). The full method has
 the defaults of all five. Differences are in percent of the full method's score, as in the paper, or
-in points where that score is below 10. Intervals: 95 %, bootstrap over seeds. Nothing is trained.
+in points and without a bar where that score is below 10. With a diverged seed there is no
+difference. Intervals: 95 %, bootstrap over seeds; with five seeds they are too narrow. Nothing is
+trained.
 """
 
 import sys
@@ -20,13 +22,14 @@ from studies import common
 
 FULL = "full method"
 ABLATIONS = {
-    "beta": "no BC",
-    "num_critics": "two critics",
-    "bc_inflation": "no BC inflation",
-    "independent_targets": "other targets",
-    "critic_init": "PyTorch init",
+    "no BC": ("beta", 0),
+    "two critics": ("num_critics", 2),
+    "no BC inflation": ("bc_inflation", 1),
+    "shared targets": ("independent_targets", False),
+    "independent targets": ("independent_targets", True),
+    "PyTorch init": ("critic_init", "torch"),
 }
-VALUES = {"beta": 0, "num_critics": 2, "bc_inflation": 1, "critic_init": "torch"}
+ARGUMENTS = {name for name, _ in ABLATIONS.values()}
 MIN_SCORE = 10  # percent of a smaller score are meaningless
 
 
@@ -38,12 +41,10 @@ class Args:
 
 def group(args, defaults):
     """Name of the ablation of a run, or None if it is neither an ablation nor the full method."""
-    changed = [name for name in ABLATIONS if args[name] != defaults[name]]
+    changed = [(name, args[name]) for name in ARGUMENTS if args[name] != defaults[name]]
     if not changed:
         return FULL
-    name = changed[0]
-    is_ablation = len(changed) == 1 and args[name] == VALUES.get(name, args[name])
-    return ABLATIONS[name] if is_ablation else None
+    return next((label for label, change in ABLATIONS.items() if changed == [change]), None)
 
 
 def read_groups(runs_dir):
@@ -57,7 +58,7 @@ def read_groups(runs_dir):
         groups = datasets.setdefault(f"{run.script}, {common.dataset_name(run)}", {})
         groups.setdefault(name, []).append(run)
     for dataset, groups in datasets.items():
-        differing = set(common.differing_args([*chain(*groups.values())])) - set(ABLATIONS)
+        differing = set(common.differing([*chain(*groups.values())])) - ARGUMENTS
         if differing:
             sys.exit(f"{runs_dir}: runs of {dataset} also differ in {', '.join(sorted(differing))}")
     return datasets
@@ -79,22 +80,22 @@ def difference(full, ablation, in_percent):
 
 
 def compare(groups):
-    """For each group: final scores, number of diverged runs, difference, interval, unit."""
+    """For each group: final scores (NaN if diverged), difference, interval, unit."""
     scores = {name: [common.final_score(run) for run in runs] for name, runs in groups.items()}
-    finished = {name: [s for s in scores[name] if not np.isnan(s)] for name in scores}
-    full = finished.get(FULL, [])
-    unit = "%" if full and np.mean(full) >= MIN_SCORE else "points"
+    full = scores.get(FULL, [np.nan])
+    unit = "%" if np.mean(full) >= MIN_SCORE else "points"
     rows = {}
-    for name in scores:
-        compared = full and finished[name] and name != FULL
-        numbers = difference(full, finished[name], unit == "%") if compared else [np.nan] * 3
-        rows[name] = (finished[name], len(scores[name]) - len(finished[name]), *numbers, unit)
+    for name in scores:  # the seeds that did not diverge would be a biased sample
+        diverged = np.isnan([*full, *scores[name]]).any()
+        compared = name != FULL and not diverged
+        numbers = difference(full, scores[name], unit == "%") if compared else [np.nan] * 3
+        rows[name] = (scores[name], *numbers, unit)
     return rows
 
 
 def draw(compared):
     """A panel per ablation with a bar per dataset, as in the paper."""
-    names = [name for name in ABLATIONS.values() if any(name in c for c in compared.values())]
+    names = [name for name in ABLATIONS if any(name in c for c in compared.values())]
     if not names:
         sys.exit("no run is one of the ablations")
     title = "Score of the ablations minus score of the full method (95 % intervals over seeds)"
@@ -104,16 +105,16 @@ def draw(compared):
         for y, rows in enumerate(compared.values()):
             if name not in rows:
                 continue
-            _, diverged, value, low, high, unit = rows[name]
-            ax.barh(y, value, color="lightgray", edgecolor="black", height=0.6)
-            ax.plot([low, high], [y, y], "k-", linewidth=1.5)
-            text = "" if np.isnan(value) else f"{value:+.0f} {unit}"
-            text += f"\n{diverged} diverged" if diverged else ""
+            scores, value, low, high, unit = rows[name]
+            if unit == "%":
+                ax.barh(y, value, color="lightgray", edgecolor="black", height=0.6)
+                ax.plot([low, high], [y, y], "k-", linewidth=1.5)
+            text = common.format_scores(scores) if np.isnan(value) else f"{value:+.0f} {unit}"
             place = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "center"}
             ax.text(0.98, y, text, fontsize="x-small", **place)
         ax.axvline(0, color="black", linewidth=0.8)
         ax.set_title(name, fontsize="medium")
-        ax.set(xlabel="difference", ylim=(len(compared) - 0.5, -0.5))
+        ax.set(xlabel="difference in %", ylim=(len(compared) - 0.5, -0.5))
         ax.set_yticks(range(len(compared)), compared)
     low, high = axes[0, 0].get_xlim()
     axes[0, 0].set_xlim(low, high + 0.4 * (high - low))  # room for the numbers
@@ -124,13 +125,13 @@ def main(args):
     compared = {name: compare(groups) for name, groups in read_groups(args.runs_dir).items()}
     lines = []
     for dataset, rows in compared.items():
-        for name in (FULL, *ABLATIONS.values()):
+        for name in (FULL, *ABLATIONS):
             if name in rows:
-                scores, diverged, value, low, high, unit = rows[name]
+                scores, value, low, high, unit = rows[name]
                 text = "-" if np.isnan(value) else f"{value:+.1f} {unit}"
                 interval = "-" if np.isnan(low) else f"{low:+.1f} to {high:+.1f}"
-                seeds = f"{len(scores)} ({diverged} more diverged)" if diverged else len(scores)
-                lines.append([dataset, name, seeds, common.format_scores(scores), text, interval])
+                cells = [len(scores), common.format_scores(scores), text, interval]
+                lines.append([dataset, name, *cells])
     header = ["dataset", "group", "seeds", "score, mean ± s.e.", "difference", "95 % interval"]
     sections = ["# Ablations", "![ablations](ablations.png)", __doc__.split("\n\n")[2].strip()]
     sections.append(common.markdown_table(header, lines))

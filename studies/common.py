@@ -7,14 +7,10 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
-from tools.runs import normalized_scores, read_runs
+from tools.runs import DATA, INCIDENTAL, normalized_scores, read_runs
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-
-# Arguments in which the runs of one experiment may differ.
-IGNORED = {"seed", "run_name", "runs_dir", "resume", "checkpoint", "track", "log_frequency"}
-IGNORED |= {"cuda", "cudagraphs", "compile", "matmul_precision", "eval_frequency", "eval_episodes"}
 
 
 def ended_runs(runs_dir, offline=True):
@@ -26,17 +22,22 @@ def ended_runs(runs_dir, offline=True):
         elif run.returns is None and not run.diverged:
             print(f"left out: {run.path.name} is not finished", file=sys.stderr)
         else:
-            experiment = [(name, run.args[name]) for name in run.args if name not in IGNORED]
-            runs[run.script, run.metadata["source"], str(experiment), run.args["seed"]] = run
+            runs[run.script, str(settings(run)), run.args["seed"]] = run
     if not runs:
         sys.exit(f"{runs_dir}: no finished runs")
     return list(runs.values())
 
 
-def differing_args(runs):
-    """Names of the arguments that differ between these runs, without seed and bookkeeping."""
-    names = [name for name in runs[0].args if name not in IGNORED]
-    return [name for name in names if len({str(run.args.get(name)) for run in runs}) > 1]
+def settings(run):
+    """Arguments and data of a run, without those that do not make another experiment."""
+    data = {key: run.metadata.get(key) for key in DATA}
+    return {name: run.args[name] for name in run.args if name not in INCIDENTAL} | data
+
+
+def differing(runs):
+    """Names of the settings that differ between these runs."""
+    values = [settings(run) for run in runs]
+    return [name for name in values[0] if len({str(one.get(name)) for one in values}) > 1]
 
 
 def dataset_name(run):
@@ -93,7 +94,8 @@ def save(out, name, sections, figures):
 
 
 def subplots(rows, columns, title, width=2.2, height=2.5, **kwargs):
-    size = (width * columns + 1.6, height * rows + 0.9)
+    width = max(width * columns + 1.6, 0.09 * max(map(len, title.splitlines())))
+    size = (width, height * rows + 0.9)
     kwargs |= {"figsize": size, "squeeze": False, "layout": "constrained"}
     figure, axes = plt.subplots(rows, columns, **kwargs)
     figure.suptitle(title, fontsize="medium")

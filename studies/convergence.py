@@ -3,8 +3,9 @@
     python -m studies.convergence runs/RUN1 runs/RUN2 --out studies-out
 
 Measured is uncertainty/data_min of offline runs: the minimum over the critics, mean over dataset
-states and actions. Expected is Q (1 - exp(-t / T)), with T = policy_frequency / (tau (1 - gamma))
-and Q fitted to the run. The table also has the T that fits best. Nothing is trained.
+states and actions. Expected is Q_0 exp(-t / T) + Q (1 - exp(-t / T)), from the value of the initial
+weights Q_0 to the converged value Q, with T = policy_frequency / (tau (1 - gamma)). Q_0 and Q are
+fitted to the run. The table also has the T that fits best, if there is one. Nothing is trained.
 """
 
 import sys
@@ -35,10 +36,11 @@ def read_values(run):
 
 
 def fit(steps, values, time_constant):
-    """Q of the curve by least squares, and the root mean square error."""
-    share = 1 - np.exp(-steps / time_constant)
-    q = share @ values / (share @ share)
-    return q, np.sqrt(np.mean((values - q * share) ** 2))
+    """Q_0 and Q of the curve by least squares, and the root mean square error."""
+    share = np.exp(-steps / time_constant)
+    matrix = np.stack([share, 1 - share], axis=1)
+    q = np.linalg.lstsq(matrix, values, rcond=None)[0]
+    return q, np.sqrt(np.mean((values - matrix @ q) ** 2))
 
 
 def main(args):
@@ -47,24 +49,28 @@ def main(args):
         sys.exit(f"{', '.join(args.runs)}: no offline runs")
     title = "Minimum over the critics on dataset actions: measured (dots), expected (lines)"
     figure, axes = common.subplots(1, 1, title, width=6, height=3.2)
-    ax, lines = axes[0, 0], []
+    ax, lines, differing = axes[0, 0], [], common.differing(runs)
     for i, run in enumerate(runs):
         expected = run.args["policy_frequency"] / (run.args["tau"] * (1 - run.args["gamma"]))
         steps, values = read_values(run)
-        q, error = fit(steps, values, expected)
+        (q_0, q), error = fit(steps, values, expected)
         candidates = np.geomspace(expected / 20, expected * 20, 1_000)
-        best = min(candidates, key=lambda t: fit(steps, values, t)[1])
+        best = np.argmin([fit(steps, values, t)[1] for t in candidates])
+        best = f"{candidates[best]:,.0f}" if 0 < best < 999 else "-"
+        changes = [f"{name} {common.settings(run)[name]}" for name in differing]
+        name = ", ".join(
+            [run.script, common.dataset_name(run), *changes, f"seed {run.args['seed']}"]
+        )
         color = plt.get_cmap("viridis")(0.8 * i / max(1, len(runs) - 1))
-        name = f"{run.script}, {common.dataset_name(run)}, seed {run.args['seed']}"
         x = np.linspace(0, steps[-1], 200)
-        ax.plot(x, q * (1 - np.exp(-x / expected)), "-", color=color)
+        ax.plot(x, q + (q_0 - q) * np.exp(-x / expected), "-", color=color)
         ax.plot(steps, values, "os^Dv"[i % 5], color=color, markersize=3, label=name)
-        numbers = [f"{expected:,.0f}", f"{best:,.0f}", f"{values[-1]:.3g}", f"{q:.3g}"]
-        lines.append([name, f"{steps[-1]:,}", *numbers, f"{abs(100 * error / q):.1f} %"])
+        numbers = [f"{number:.3g}" for number in (values[-1], q_0, q, error)]
+        lines.append([name, f"{steps[-1]:,}", f"{expected:,.0f}", best, *numbers])
     ax.set(xlabel="gradient steps", ylabel="mean of Q_min")
     ax.grid(alpha=0.3)
     ax.legend(fontsize="x-small")
-    header = ["run", "steps", "T", "T of the best fit", "last value", "Q", "error (RMS, of Q)"]
+    header = ["run", "steps", "T", "T of the best fit", "last value", "Q_0", "Q", "RMS error"]
     sections = ["# Convergence", "![convergence](convergence.png)", __doc__.split("\n\n")[2]]
     sections.append(common.markdown_table(header, lines))
     common.save(args.out, "convergence", sections, {"convergence.png": figure})

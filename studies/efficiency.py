@@ -57,7 +57,10 @@ def read_speed(path):
 
 
 def speed_table(rows):
-    """Seconds per 10,000 steps, hours per 1M steps and memory of this machine."""
+    """Seconds per 10,000 steps, hours per 1M steps and memory of this machine.
+
+    Memory is that of the process on a CPU, and that allocated by PyTorch on a GPU.
+    """
     lines = []
     for row in rows:
         seconds = 10_000 / row["steps_per_second"]
@@ -80,35 +83,35 @@ def paper_table():
     return common.markdown_table([*header, "hours in total", "GPU memory (GB)"], lines)
 
 
-def draw_speed(rows):
-    bars = [(f"{name} (paper)", paper[0], "white") for name, paper in PAPER.items()]
+def draw_hours(rows):
+    """Hours of a whole run, as in the paper: SAC-N and EDAC need three times the steps."""
+    bars = [(f"{name} (paper)", m * s / 36, "white") for name, (s, m, _) in PAPER.items()]
     for row in rows:
         label = f"{row['script']}, N = {row['num_critics']}, {row['task']}, {row['device']}"
-        bars.append((label, 10_000 / row["steps_per_second"], "dimgray"))
+        bars.append((label, 1e6 / row["steps_per_second"] / 3600, "dimgray"))
     bars.sort(key=lambda bar: bar[1])
     title = "Training time: the paper's methods on its GPU (white), this machine (gray)"
     figure, axes = common.subplots(1, 1, title, width=7, height=0.23 * len(bars) + 0.5)
-    names, seconds, colors = zip(*bars, strict=True)
-    drawn = axes[0, 0].barh(names, seconds, color=colors, edgecolor="black")
-    axes[0, 0].bar_label(drawn, [f"{s:.0f}" for s in seconds], padding=3)
-    axes[0, 0].set(xlabel="seconds per 10,000 gradient steps", ylim=(len(bars) - 0.4, -0.6))
+    names, hours, colors = zip(*bars, strict=True)
+    drawn = axes[0, 0].barh(names, hours, color=colors, edgecolor="black")
+    axes[0, 0].bar_label(drawn, [f"{h:.1f}" for h in hours], padding=3)
+    axes[0, 0].set(xlabel="hours for all gradient steps", ylim=(len(bars) - 0.4, -0.6))
     axes[0, 0].margins(x=0.1)
     return figure
 
 
 def score_curves(runs):
-    """{dataset: {label: curve}}. A label has the arguments that differ from the defaults."""
+    """{dataset: {label: curve}}. A label has the settings in which the runs of a script differ."""
     datasets = {}
     for run in runs:
         if run.steps_per_second:  # finished
             datasets.setdefault((run.script, common.dataset_name(run)), []).append(run)
     curves = {}
     for (script, dataset), of_dataset in datasets.items():
-        differing, defaults = common.differing_args(of_dataset), common.task_defaults(of_dataset[0])
-        groups = {}
+        differing, groups = common.differing(of_dataset), {}
         for run in of_dataset:
-            changed = [name for name in differing if run.args[name] != defaults[name]]
-            label = ", ".join([script, *(f"{name} {run.args[name]}" for name in changed)])
+            values = common.settings(run)
+            label = ", ".join([script, *(f"{name} {values[name]}" for name in differing)])
             label += "" if run.args.get("checkpoint", True) else ", from scratch"
             groups.setdefault(label, []).append(run)
         lines = {label: mean_curve(group) for label, group in sorted(groups.items())}
@@ -120,13 +123,13 @@ def mean_curve(runs):
     """Mean over seeds at the steps that all runs have evaluated."""
     steps = sorted(set.intersection(*({entry["step"] for entry in r.history} for r in runs)))
     scores = [[e["score"] for e in run.history if e["step"] in steps] for run in runs]
-    minutes = np.array(steps) / np.mean([run.steps_per_second for run in runs]) / 60
+    minutes = np.array(steps) * np.mean([1 / run.steps_per_second for run in runs]) / 60
     stats = [common.mean_and_stderr(column) for column in zip(*scores, strict=True)]
     return minutes, *np.transpose(stats), len(runs)
 
 
 def draw_curves(curves):
-    title = "Score against training time on the machine of the runs (mean ± s.e. over seeds)"
+    title = "Score against training time, evaluation included (mean ± s.e. over seeds)"
     figure, axes = common.subplots(len(curves), 1, title, width=7, height=3.2)
     for ax, (dataset, lines) in zip(axes[:, 0], curves.items(), strict=True):
         for i, (label, (minutes, mean, stderr, _)) in enumerate(lines.items()):
@@ -142,8 +145,8 @@ def draw_curves(curves):
 
 def main(args):
     rows = read_speed(args.speed)
-    figures = {"speed.png": draw_speed(rows)}
-    sections = ["# Efficiency", "![speed](speed.png)", "This machine:", speed_table(rows)]
+    figures = {"hours.png": draw_hours(rows)}
+    sections = ["# Efficiency", "![hours](hours.png)", "This machine:", speed_table(rows)]
     sections += ["The paper, on an RTX 2080 Ti:", paper_table()]
     if args.runs_dir:
         curves = score_curves(common.ended_runs(args.runs_dir, offline=False))

@@ -9,7 +9,6 @@ environment. Writes first-hour.png and first-hour.md. Unfinished runs are left o
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import tyro
@@ -38,13 +37,15 @@ def phases(runs):
         if run.returns is not None:
             found.setdefault((algorithm, phase), []).append(run)
     for (algorithm, phase), of_phase in found.items():
-        if differing := common.differing_args(of_phase):
+        if differing := common.differing(of_phase):
             sys.exit(f"{algorithm}, {phase}: the runs differ in {', '.join(differing)}")
     by_seed = {key: {run.args["seed"]: run for run in runs} for key, runs in found.items()}
+    if all(phase == "from scratch" for _, phase in found):
+        sys.exit("no finished run on a dataset")
     return {key: [runs[seed] for seed in sorted(runs)] for key, runs in by_seed.items()}
 
 
-def draw(found, path):
+def draw(found):
     figure, panels = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
     for (algorithm, phase), runs in sorted(found.items()):
         label, color = STYLES[algorithm]
@@ -65,30 +66,24 @@ def draw(found, path):
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
     panels[0].set_ylabel("normalized score")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    return figure
 
 
 def table(found):
-    lines = ["| runs | seeds | first evaluation | last evaluation | worst episode |"]
-    lines.append("|---|---|---|---|---|")
+    lines = []
     for (algorithm, phase), runs in sorted(found.items()):
-        cells = []
-        for index in (0, -1):
-            scores = [run.history[index]["score"] for run in runs]
-            cells.append("{:.1f} ± {:.1f}".format(*common.mean_and_stderr(scores)))
+        scores = [[run.history[index]["score"] for run in runs] for index in (0, -1)]
         worst = min(run.history[-1]["score_worst"] for run in runs)
         name = f"{STYLES[algorithm][0]}, {phase}"
-        lines.append(f"| {name} | {len(runs)} | {cells[0]} | {cells[1]} | {worst:.1f} |")
-    return "\n".join(lines) + "\n"
+        lines.append([name, len(runs), *map(common.format_scores, scores), f"{worst:.1f}"])
+    header = ["runs", "seeds", "first evaluation", "last evaluation", "worst episode"]
+    return common.markdown_table(header, lines)
 
 
 def main(args):
-    found, out = phases(read_runs(args.runs)), Path(args.out)
-    out.mkdir(parents=True, exist_ok=True)
-    draw(found, out / "first-hour.png")
-    (out / "first-hour.md").write_text(text := table(found))
-    print(f"{out / 'first-hour.png'}\n\n{text}")
+    found = phases(read_runs(args.runs))
+    sections = ["# The first hour", "![first-hour](first-hour.png)", table(found)]
+    common.save(args.out, "first-hour", sections, {"first-hour.png": draw(found)})
 
 
 if __name__ == "__main__":

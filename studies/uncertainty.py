@@ -5,12 +5,14 @@
 The runs are of one script and one dataset and differ in num_critics (N), beta, independent_targets
 and seed. beta is the weight of the BC term at the end of a run: it includes bc_inflation if the run
 ended before bc_inflation_steps. A run diverged if tools.sweep marked it (losses not finite) or if
-its values are larger than any return. A cell with a diverged seed is white. Nothing is trained.
+its values are above any return; a cell with a diverged seed is white. A run that was not marked
+still has a score. Nothing is trained.
 """
 
 import math
 import sys
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise, product
 from statistics import NormalDist
 from typing import NamedTuple
@@ -26,7 +28,15 @@ from studies import common
 from tools.runs import load_agent, load_data
 
 TARGETS = {False: "shared targets", True: "independent targets"}
-MEASURES = ("std", "clip penalty", "Q_min")
+MEASURES = {  # of random actions, by their distance to the dataset action
+    "std": "",
+    "clip penalty": "",
+    "Q_min": "Not all of it is distance: only some states have dataset actions far from others.",
+    "Q_min minus data": "Q_min minus Q_min of the dataset action: the same states, other actions.",
+    "std without offsets": """Std after subtracting from each critic its mean over the dataset
+actions. With independent targets, critics keep the offsets of their initial weights for long
+(time constant: studies.convergence), and std shows these first.""",
+}
 ACTIONS = ("data", "policy", "random")
 CENTER = {"ha": "center", "va": "center"}
 RATIO_TEXT = """\
@@ -52,6 +62,7 @@ class Grid(NamedTuple):
     ns: list
     betas: list
     edges: np.ndarray  # of the bins of the distance
+    counts: np.ndarray  # number of states in each bin
     beta_label: str
     title: str
 
@@ -65,9 +76,13 @@ def final_beta(run):
 
 
 def sample_pairs(data, num_states):
-    """Dataset states, their actions, and a uniform random action each. The same for all runs."""
+    """Dataset states, their actions, and a uniform random action each. The same for all runs.
+
+    The first three have the largest rewards: in them, values should not be near zero.
+    """
     rng = np.random.default_rng(0)
     index = rng.integers(len(data.obs), size=num_states)
+    index = index[np.argsort(-data.rewards[index], kind="stable")]
     actions = data.actions[index]
     return data.obs[index], actions, rng.uniform(-1, 1, actions.shape).astype(np.float32)
 
@@ -95,18 +110,20 @@ def measure(run, data, pairs, edges):
     q = ensemble_values(agent, *pairs)
     rewards = (data.rewards - agent.reward_shift.item()) * agent.reward_scale.item()
     max_return = np.abs(rewards).max() / (1 - args.gamma)
-    if not np.abs(q[0]).mean() <= max_return:  # also if it is not finite
-        tqdm.write(f"{run.path.name}: diverged, mean |Q| of dataset actions > {max_return:.4g}")
+    if not -np.inf < q[0].mean() <= max_return:
+        tqdm.write(f"{run.path.name}: diverged, mean Q of dataset actions > {max_return:.4g}")
         return None
     stats = [statistics(values) for values in q]
+    without_offsets = statistics(q[2] - q[0].mean(axis=1, keepdims=True))[0]
+    measures = np.stack([*stats[2], stats[2][2] - stats[0][2], without_offsets])
     bins = np.digitize(np.linalg.norm(pairs[2] - pairs[1], axis=1), edges[1:-1])
-    in_bin = [stats[2][:, bins == i] for i in range(len(edges) - 1)]
-    empty = np.full(3, np.nan)
+    in_bin = [measures[:, bins == i] for i in range(len(edges) - 1)]
+    empty = np.full(len(measures), np.nan)
     return {
         "binned": np.stack([s.mean(axis=1) if s.size else empty for s in in_bin], axis=1),
-        "means": np.stack([s.mean(axis=1) for s in stats]),  # (actions, measures)
+        "means": np.stack([s.mean(axis=1) for s in stats]),  # (actions, statistics)
         "policy_q_min": stats[1][2],
-        "examples": [values[:, :3] / np.abs(values[:, :3]).mean(axis=0) for values in q],
+        "examples": np.stack([values[:, :3] for values in q]),  # (actions, N, states)
     }
 
 
@@ -124,6 +141,7 @@ def gaussian_ratio(n):
     return NormalDist().inv_cdf((n - math.pi / 8) / (n - math.pi / 4 + 1))
 
 
+@cache
 def sampled_ratio(n):
     """The same ratio measured on Gaussian samples of size n: of the means, 5 % and 95 %."""
     std, clip_penalty, _ = statistics(np.random.default_rng(0).standard_normal((n, 100_000)))
@@ -139,19 +157,19 @@ def density(values, x):
 
 def read_grid(args):
     runs = sorted(common.ended_runs(args.runs_dir), key=lambda run: run.args["seed"])
-    differing = set(common.differing_args(runs)) - {"num_critics", "beta", "independent_targets"}
+    differing = set(common.differing(runs)) - {"num_critics", "beta", "independent_targets"}
     differing |= {"script"} if len({run.script for run in runs}) > 1 else set()
     if differing:
         names = ", ".join(sorted(differing))
         sys.exit(f"{args.runs_dir}: the runs also differ in {names}, give one experiment only")
     script, script_args, _ = load_agent(runs[0].path)
     data, metadata, _ = load_data(script, script_args)
-    for key, run in product(("source", "transitions"), runs):
-        if metadata[key] != run.metadata[key]:
-            sys.exit(f"{run.path}: trained on other data ({key} {run.metadata[key]})")
+    for key in ("source", "transitions"):
+        if metadata[key] != runs[0].metadata[key]:
+            sys.exit(f"{args.runs_dir}: trained on other data ({key} {runs[0].metadata[key]})")
     pairs = sample_pairs(data, args.states)
     distance = np.linalg.norm(pairs[2] - pairs[1], axis=1)
-    edges = np.linspace(distance.min(), distance.max(), args.bins + 1)
+    counts, edges = np.histogram(distance, args.bins)
     scores, measured = {}, {}
     for run in tqdm(runs, "Runs", disable=None):
         key = run.args["independent_targets"], run.args["num_critics"], final_beta(run)
@@ -162,7 +180,7 @@ def read_grid(args):
     cells = {key: over_seeds(seeds) for key, seeds in measured.items()}
     targets, ns, betas = (sorted(set(column)) for column in zip(*cells, strict=True))
     title = f"{script.__name__} on {script_args.env_id}"
-    return Grid(scores, cells, targets, ns, betas, edges, beta_label, title)
+    return Grid(scores, cells, targets, ns, betas, edges, counts, beta_label, title)
 
 
 # --- Pictures ---
@@ -212,20 +230,21 @@ def draw_scores(grid):
     return figure
 
 
-def draw_measure(grid, m):
-    title = f"{MEASURES[m]} of random actions by their distance to the dataset action"
+def draw_measure(grid, name):
+    title = f"{name} of random actions by their distance to the dataset action"
     figure, axes = panels(grid, title, "distance")
-    white, labelled = np.full((3, len(grid.edges) - 1), np.nan), range(0, len(grid.edges), 2)
+    m, labelled = list(MEASURES).index(name), range(0, len(grid.edges), 2)
+    white = np.full((len(MEASURES), len(grid.counts)), np.nan)
     for row, t in zip(axes, grid.targets, strict=True):  # a colour scale for each row
         cells = [[grid.cells.get((t, n, b)) for b in grid.betas] for n in grid.ns]
         maps = [[cell["binned"] if cell else white for cell in column] for column in cells]
         maps = np.array(maps)[:, :, m].swapaxes(1, 2)  # (N, bins, betas)
-        scale = color_scale(maps, log=MEASURES[m] != "Q_min")
+        scale = color_scale(maps, log=not name.startswith("Q_min"))
         for ax, values in zip(row, maps, strict=True):
             image = ax.imshow(values, **scale)
             ax.set_yticks([i - 0.5 for i in labelled], [f"{grid.edges[i]:.1f}" for i in labelled])
         ticks = scale["norm"].inverse(np.linspace(0, 1, 5))
-        bar = figure.colorbar(image, ax=row, label=MEASURES[m], ticks=ticks, format="%.2g")
+        bar = figure.colorbar(image, ax=row, label=name, ticks=ticks, format="%.2g")
         bar.minorticks_off()
     return figure
 
@@ -244,10 +263,10 @@ def draw_boxes(grid):
 
 
 def density_cells(grid, t):
-    """The cells with the smallest and the largest beta at the largest N."""
+    """The cells of the largest N, in the order of beta."""
     keys = [key for key, cell in grid.cells.items() if cell and key[0] == t]
     largest = sorted(key for key in keys if key[1] == max(key[1] for key in keys))
-    return {key: grid.cells[key] for key in (*largest[:1], *largest[-1:])}
+    return {key: grid.cells[key] for key in largest}
 
 
 def draw_densities(grid, t):
@@ -255,17 +274,21 @@ def draw_densities(grid, t):
     title = f"Density of the ensemble's values of single state-action pairs, {TARGETS[t]}"
     figure, axes = common.subplots(3, 3, f"{title}\n{grid.title}", width=2.8)
     for (i, j), ax in np.ndenumerate(axes):
-        curves = [cell["examples"][j][:, i] for cell in cells.values()]
+        scales = [np.abs(cell["examples"][j, :, i]).mean() for cell in cells.values()]
+        curves = [cell["examples"][j, :, i] for cell in cells.values()]
+        curves = [values / scale for values, scale in zip(curves, scales, strict=True)]
         low, high = (np.min(curves), np.max(curves)) if curves else (0, 1)
         x = np.linspace(low - 0.3 * (high - low), high + 0.3 * (high - low), 200)
-        for (_, n, b), values, style in zip(cells, curves, ("k-", "C0--"), strict=False):
-            label = f"N = {n}, β = {b:g}, std {values.std(ddof=1):.2g}"
-            ax.plot(x, density(values, x), style, label=label)
+        for k, (_, n, b) in enumerate(cells):
+            style = {"linestyle": ("-", "--", ":", "-.")[k % 4]}
+            style["color"] = plt.get_cmap("viridis")(k / len(cells))
+            label = f"N = {n}, β = {b:g}, mean |Q| {scales[k]:.2g}"
+            ax.plot(x, density(curves[k], x), **style, label=label)
         ax.set_title(f"state {i + 1}, {ACTIONS[j]} action", fontsize="small")
-        ax.set_ylim(0, 1.4 * ax.get_ylim()[1])  # room for the legend
+        ax.set_ylim(0, 1.9 * ax.get_ylim()[1])  # room for the legend
         ax.locator_params(nbins=4)
         if curves:
-            ax.legend(fontsize="x-small", loc="upper right")
+            ax.legend(fontsize="xx-small", loc="upper right")
     figure.supxlabel("Q / mean |Q| of the ensemble", fontsize="medium")
     figure.supylabel("density", fontsize="medium")
     return figure
@@ -318,7 +341,8 @@ def percentiles(_, cell):
 
 
 def example_stds(_, cell):
-    return np.ravel([values.std(axis=0, ddof=1) for values in cell["examples"]])
+    q = cell["examples"]
+    return np.ravel(q.std(axis=1, ddof=1) / np.abs(q).mean(axis=1))
 
 
 def ratios(n, cell):
@@ -338,16 +362,19 @@ def main(args):
 
     text = f"Final score by N and {grid.beta_label}: mean ± standard error over seeds."
     add("score", draw_scores(grid), text, score_table(grid))
-    header = [f"{low:.2f} to {high:.2f}" for low, high in pairwise(grid.edges)]
-    for m, name in enumerate(MEASURES):
-        text = f"{name} of {args.states:,} random actions by distance to the dataset action."
+    bins = zip(pairwise(grid.edges), grid.counts, strict=True)
+    header = [f"{low:.2f} to {high:.2f} ({count} states)" for (low, high), count in bins]
+    for m, (name, remark) in enumerate(MEASURES.items()):
+        text = f"{name} of {args.states:,} random actions by distance to the dataset action. "
         numbers = cell_table(grid.cells, header, lambda _, cell, m=m: cell["binned"][m])
-        add(name.lower().replace(" ", "_"), draw_measure(grid, m), text, numbers)
+        add(name.lower().replace(" ", "_"), draw_measure(grid, name), text + remark, numbers)
     numbers = cell_table(grid.cells, ["5 %", "25 %", "50 %", "75 %", "95 %"], percentiles)
     add("policy_q_min", draw_boxes(grid), "Percentiles of Q_min of policy actions.", numbers)
     header = [f"{action} {i}" for action in ACTIONS for i in (1, 2, 3)]
     for t in grid.targets:
-        text = "Std over the ensemble of Q / mean |Q|, for the actions in three states."
+        text = (
+            "Std over the ensemble of Q / mean |Q|, in the three states with the largest rewards."
+        )
         numbers = cell_table(density_cells(grid, t), header, example_stds)
         add(f"density_{TARGETS[t].split()[0]}", draw_densities(grid, t), text, numbers)
     header = ["std", "clip penalty", *(f"ratio, {action}" for action in ACTIONS)]

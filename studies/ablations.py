@@ -1,5 +1,6 @@
 """What each part of the method gives: scores of ablations against the full method.
 
+    python -m tools.sweep tiny-ablations --runs-dir runs/ablations
     python -m studies.ablations runs/ablations --out studies-out
 
 A run belongs to an ablation if it differs in exactly one of five arguments from the defaults of its

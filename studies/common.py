@@ -85,7 +85,7 @@ def save(out, name, sections, figures):
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
         for file_name, figure in figures.items():
-            figure.savefig(Path(out, file_name), dpi=130)
+            figure.savefig(Path(out, file_name), dpi=100)
             plt.close(figure)
         Path(out, f"{name}.md").write_text("\n\n".join(sections) + "\n", encoding="utf-8")
     except OSError as error:

@@ -1,7 +1,7 @@
 """Offline training, then fine-tuning, in one picture: scores by steps, mean ± s.e. over seeds.
 
-    python -m tools.sweep tiny-first-hour
-    python -m studies.first_hour runs
+    python -m tools.sweep tiny-first-hour --runs-dir runs/first-hour
+    python -m studies.first_hour runs/first-hour
 
 Reads offline runs, the fine-tuning runs that started from them, and runs from scratch, all of one
 environment. Writes first-hour.png and first-hour.md. Unfinished runs are left out.

@@ -1,5 +1,6 @@
 """Uncertainty of the critic ensemble by N and beta: section 5.3 of the paper, from finished runs.
 
+    python -m tools.sweep tiny --runs-dir runs/tiny
     python -m studies.uncertainty runs/tiny --out studies-out
 
 The runs are of one script and one dataset and differ in num_critics (N), beta, independent_targets
@@ -31,9 +32,9 @@ TARGETS = {False: "shared targets", True: "independent targets"}
 MEASURES = {  # of random actions, by their distance to the dataset action
     "std": "",
     "clip penalty": "",
-    "Q_min": "Not all of it is distance: only some states have dataset actions far from others.",
-    "Q_min minus data": "Q_min minus Q_min of the dataset action: the same states, other actions.",
-    "std without offsets": """Std after subtracting from each critic its mean over the dataset
+    "Q_min": " Not all of it is distance: only some states have dataset actions far from others.",
+    "Q_min minus data": " Q_min minus Q_min of the dataset action: the same states, other actions.",
+    "std without offsets": """ Std after subtracting from each critic its mean over the dataset
 actions. With independent targets, critics keep the offsets of their initial weights for long
 (time constant: studies.convergence), and std shows these first.""",
 }
@@ -365,7 +366,7 @@ def main(args):
     bins = zip(pairwise(grid.edges), grid.counts, strict=True)
     header = [f"{low:.2f} to {high:.2f} ({count} states)" for (low, high), count in bins]
     for m, (name, remark) in enumerate(MEASURES.items()):
-        text = f"{name} of {args.states:,} random actions by distance to the dataset action. "
+        text = f"{name} of {args.states:,} random actions by distance to the dataset action."
         numbers = cell_table(grid.cells, header, lambda _, cell, m=m: cell["binned"][m])
         add(name.lower().replace(" ", "_"), draw_measure(grid, name), text + remark, numbers)
     numbers = cell_table(grid.cells, ["5 %", "25 %", "50 %", "75 %", "95 %"], percentiles)

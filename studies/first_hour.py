@@ -17,7 +17,8 @@ from studies import common
 from tools.plot import curve
 from tools.runs import normalized_scores, read_runs
 
-STYLES = {"td3_bc_n": ("TD3-BC-N", "#1f77b4"), "sac_bc_n": ("SAC-BC-N", "#d62728")}
+COLORS = {"td3_bc_n": "#1f77b4", "sac_bc_n": "#d62728"}
+PHASES = ("offline", "fine-tuning", "from scratch")
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Args:
 
 
 def phases(runs):
-    """Finished runs by (algorithm, phase); fine-tuning without a checkpoint is from scratch."""
+    """Finished runs by (algorithm, phase). Online runs without a checkpoint are from scratch."""
     found = {}
     for run in runs:
         algorithm = run.script.removeprefix("finetune_")
@@ -39,22 +40,28 @@ def phases(runs):
     for (algorithm, phase), of_phase in found.items():
         if differing := common.differing(of_phase):
             sys.exit(f"{algorithm}, {phase}: the runs differ in {', '.join(differing)}")
-    by_seed = {key: {run.args["seed"]: run for run in runs} for key, runs in found.items()}
     if all(phase == "from scratch" for _, phase in found):
         sys.exit("no finished run on a dataset")
-    return {key: [runs[seed] for seed in sorted(runs)] for key, runs in by_seed.items()}
+    by_seed = {key: {run.args["seed"]: run for run in runs} for key, runs in found.items()}
+    order = sorted(by_seed, key=lambda key: (key[0] != "td3_bc_n", PHASES.index(key[1])))
+    return {key: [by_seed[key][seed] for seed in sorted(by_seed[key])] for key in order}
+
+
+def label(algorithm, phase):
+    """TD3-BC-N; without a dataset, and so without BC, it is TD3."""
+    name = algorithm.upper().replace("_", "-")
+    return name.removesuffix("-BC-N") if phase == "from scratch" else name
 
 
 def draw(found):
     figure, panels = plt.subplots(1, 2, figsize=(10, 4), layout="constrained", sharey=True)
-    for (algorithm, phase), runs in sorted(found.items()):
-        label, color = STYLES[algorithm]
+    for (algorithm, phase), runs in found.items():
         axes = panels[0] if phase == "offline" else panels[1]
         steps, mean, stderr = curve(runs)
-        scratch = phase == "from scratch"
-        label += (" from scratch" if scratch else "") + f" ({len(runs)} seeds)"
+        color, scratch = COLORS[algorithm], phase == "from scratch"
+        name = f"{label(algorithm, phase)}{' from scratch' if scratch else ''} ({len(runs)} seeds)"
         style = {"linestyle": ":" if scratch else "-", "marker": "x" if scratch else "o"}
-        axes.plot(steps, mean, color=color, label=label, markersize=4, **style)
+        axes.plot(steps, mean, color=color, label=name, markersize=4, **style)
         axes.fill_between(steps, mean - stderr, mean + stderr, color=color, alpha=0.15)
         if phase == "fine-tuning":
             axes.axhline(mean[0], color=color, linestyle="--", linewidth=1)
@@ -71,18 +78,29 @@ def draw(found):
 
 def table(found):
     lines = []
-    for (algorithm, phase), runs in sorted(found.items()):
+    for (algorithm, phase), runs in found.items():
         scores = [[run.history[index]["score"] for run in runs] for index in (0, -1)]
         worst = min(run.history[-1]["score_worst"] for run in runs)
-        name = f"{STYLES[algorithm][0]}, {phase}"
+        name = f"{label(algorithm, phase)}, {phase}"
         lines.append([name, len(runs), *map(common.format_scores, scores), f"{worst:.1f}"])
     header = ["runs", "seeds", "first evaluation", "last evaluation", "worst episode"]
     return common.markdown_table(header, lines)
 
 
+def table_of_seeds(found):
+    """All evaluations of each run."""
+    lines = []
+    for (algorithm, phase), runs in found.items():
+        for run in runs:
+            scores = " ".join(f"{entry['score']:.1f}" for entry in run.history)
+            lines.append([f"{label(algorithm, phase)}, {phase}", run.args["seed"], scores])
+    return common.markdown_table(["runs", "seed", "scores"], lines)
+
+
 def main(args):
     found = phases(read_runs(args.runs))
     sections = ["# The first hour", "![first-hour](first-hour.png)", table(found)]
+    sections += ["Scores of all evaluations:", table_of_seeds(found)]
     common.save(args.out, "first-hour", sections, {"first-hour.png": draw(found)})
 
 

@@ -509,11 +509,13 @@ def test_the_first_hour_has_a_row_and_a_curve_per_phase(tmp_path):
     runs.append(first_hour_run("td3_bc_n", 3, [100.0, 100.0], finished=False))
     found = first_hour.phases(runs)
     rows = [line.split(" | ") for line in first_hour.table(found).splitlines()[2:]]
-    assert [row[0] for row in rows] == [
-        f"| TD3-BC-N, {phase}" for phase in ("fine-tuning", "from scratch", "offline")
-    ]
-    assert rows[0][1:] == ["1", "5.0", "50.0", "41.0 |"]
-    assert rows[2][1:] == ["2", "1.0 ± 0.0", "3.5 ± 0.5", "-6.0 |"]
+    names = ["TD3-BC-N, offline", "TD3-BC-N, fine-tuning", "TD3, from scratch"]
+    assert [row[0] for row in rows] == [f"| {name}" for name in names]
+    assert rows[0][1:] == ["2", "1.0 ± 0.0", "3.5 ± 0.5", "-6.0 |"]
+    assert rows[1][1:] == ["1", "5.0", "50.0", "41.0 |"]
+    rows = first_hour.table_of_seeds(found).splitlines()[2:]
+    assert rows[1] == "| TD3-BC-N, offline | 2 | 1.0 4.0 |"
+    assert rows[3] == "| TD3, from scratch | 1 | 6.0 7.0 |"
     first_hour.draw(found).savefig(tmp_path / "first-hour.png")
     assert imread(tmp_path / "first-hour.png")[..., :3].std() > 0.02
     with pytest.raises(SystemExit, match="no finished run on a dataset"):

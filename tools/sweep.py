@@ -115,9 +115,9 @@ GRIDS = {  # {name: (title, sweep, ...)}
         f"td3_bc_n --env-id {TINY} --critic-init torch {SEEDS}",
     ),
     "tiny-first-hour": (
-        "offline, fine-tuning of each run, and online from scratch, on the bundled dataset",
+        "offline, fine-tuning of each run, and TD3 and SAC from scratch, on the bundled dataset",
         f"{' '.join(SCRIPTS)} --env-id {TINY} {SEEDS}",
-        f"{' '.join(FINETUNE)} --env-id {TINY} --batch-size 64 {SEEDS}",
+        f"{' '.join(FINETUNE)} --env-id {TINY} --num-critics 2 --batch-size 64 {SEEDS}",
     ),
 }
 

@@ -133,7 +133,7 @@ class CriticEnsemble(nn.Module):
             self.biases.append(torch.empty(num_critics, 1, fan_out).uniform_(-bound, bound))
 
     def forward(self, obs, actions):
-        x = torch.cat([obs, actions], dim=-1).expand(len(self.weights[0]), -1, -1)
+        x = torch.cat([obs, actions], dim=-1).expand(len(self.weights[0]), -1, -1)  # (N, B, in)
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             x = torch.baddbmm(bias, x, weight).relu_()
         return torch.baddbmm(self.biases[-1], x, self.weights[-1]).squeeze(-1)
@@ -188,7 +188,7 @@ class Agent(nn.Module):
         return (self.to_tensor(obs) - self.obs_mean) / self.obs_std
 
     def preprocess(self, transitions):
-        """Transitions as the networks see them: on the device, with normalized observations."""
+        """Moves to the device, normalizes the observations and transforms the rewards."""
         obs, actions, rewards, next_obs, dones = map(self.to_tensor, transitions)
         rewards = (rewards - self.reward_shift) * self.reward_scale
         return Transitions(self.normalize(obs), actions, rewards, self.normalize(next_obs), dones)
@@ -248,15 +248,15 @@ def update(agent, optimizers, batch, beta, args):
     optimizer_step(optimizers["critics"], losses["critic"])
     losses["actor"], log_pi = actor_loss(agent, batch, alpha, beta, args)
     optimizer_step(optimizers["actor"], losses["actor"])
-    losses["alpha"] = alpha_loss(agent, log_pi, target_entropy=-batch.actions.shape[1])
-    optimizer_step(optimizers["alpha"], losses["alpha"])
+    losses["alpha_loss"] = alpha_loss(agent, log_pi, target_entropy=-batch.actions.shape[1])
+    optimizer_step(optimizers["alpha"], losses["alpha_loss"])
     polyak_update(agent.critics_target, agent.critics, args.tau)
-    losses |= {"alpha_value": alpha, "entropy": -log_pi.mean()}
+    losses |= {"alpha": alpha, "entropy": -log_pi.mean()}
     return {name: loss.detach() for name, loss in losses.items()}
 
 
 def beta_schedule(step, args):
-    """beta of an update: beta <- max(beta_end, kappa beta) after each update before it."""
+    """beta of update `step`: beta_start, times kappa after each update, at least beta_end."""
     if args.beta_start == 0:
         return 0.0
     end = min(args.beta_end, args.beta_start)  # beta never increases
@@ -294,7 +294,7 @@ def load_dataset(env_id):
     if "/" in env_id:
         data, metadata, make_env = load_minari(env_id)
     elif d4rl_tasks is None:
-        sys.exit(f"{env_id}: D4RL datasets need d4rl_tasks.py next to this script")
+        sys.exit(f"{env_id}: D4RL datasets need d4rl_tasks.py next to this script, h5py and mujoco")
     else:
         data, metadata, make_env = d4rl_tasks.load_dataset(env_id, load_minari)
     data = Transitions(*(np.asarray(column, dtype=np.float32) for column in data))
@@ -560,11 +560,11 @@ if __name__ == "__main__":
     # --- Training loop ---
     signals = []  # on SIGINT or SIGTERM, the loop finishes its step, saves and stops
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: signals.append(number))
+        signal.signal(number, lambda signum, _: signals.append(signum))
     losses, save_due, start_time = {}, False, time.monotonic()
     env = make_env(**metadata.get("train_env_kwargs", {}))
     env.reset(seed=args.seed)  # in antmaze, this draws the goal of all training episodes
-    env_seed = 10_000_000 * args.seed + args.learning_starts  # seeds of the episodes
+    env_seed = 10_000_000 * args.seed + args.learning_starts  # plus the step: seed of an episode
     obs, _ = env.reset(seed=env_seed + start_step)
     for step in tqdm(range(start_step + 1, args.env_steps + 1), disable=None):
         # --- Act ---

@@ -9,7 +9,7 @@ decays exponentially, which keeps the policy from collapsing.
     action        a = clip(pi(s) + N(0, exploration_noise), -1, 1)
     BC weight     beta <- max(beta_end, kappa beta) after each update,
                   kappa = exp(log(beta_end / beta_start) / beta_decay_steps)
-    next action   a' = clip(pi'(s') + clip(eps, -c, c), -1, 1),  eps ~ N(0, policy_noise)
+    next action   a' = clip(pi'(s') + clip(N(0, policy_noise), -noise_clip, noise_clip), -1, 1)
     critic loss   mean (Q_i(s, a) - y)^2, with one of two targets
                       y   = r + gamma (1 - d) min_i Q'_i(s', a')        (1) shared
                       y_i = r + gamma (1 - d) Q'_i(s', a')              (2) independent
@@ -135,7 +135,7 @@ class CriticEnsemble(nn.Module):
             self.biases.append(torch.empty(num_critics, 1, fan_out).uniform_(-bound, bound))
 
     def forward(self, obs, actions):
-        x = torch.cat([obs, actions], dim=-1).expand(len(self.weights[0]), -1, -1)
+        x = torch.cat([obs, actions], dim=-1).expand(len(self.weights[0]), -1, -1)  # (N, B, in)
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             x = torch.baddbmm(bias, x, weight).relu_()
         return torch.baddbmm(self.biases[-1], x, self.weights[-1]).squeeze(-1)
@@ -175,7 +175,7 @@ class Agent(nn.Module):
         return (self.to_tensor(obs) - self.obs_mean) / self.obs_std
 
     def preprocess(self, transitions):
-        """Transitions as the networks see them: on the device, with normalized observations."""
+        """Moves to the device, normalizes the observations and transforms the rewards."""
         obs, actions, rewards, next_obs, dones = map(self.to_tensor, transitions)
         rewards = (rewards - self.reward_shift) * self.reward_scale
         return Transitions(self.normalize(obs), actions, rewards, self.normalize(next_obs), dones)
@@ -232,7 +232,7 @@ def update(agent, optimizers, batch, beta, update_actor, args):
 
 
 def beta_schedule(step, args):
-    """beta of an update: beta <- max(beta_end, kappa beta) after each update before it."""
+    """beta of update `step`: beta_start, times kappa after each update, at least beta_end."""
     if args.beta_start == 0:
         return 0.0
     end = min(args.beta_end, args.beta_start)  # beta never increases
@@ -270,7 +270,7 @@ def load_dataset(env_id):
     if "/" in env_id:
         data, metadata, make_env = load_minari(env_id)
     elif d4rl_tasks is None:
-        sys.exit(f"{env_id}: D4RL datasets need d4rl_tasks.py next to this script")
+        sys.exit(f"{env_id}: D4RL datasets need d4rl_tasks.py next to this script, h5py and mujoco")
     else:
         data, metadata, make_env = d4rl_tasks.load_dataset(env_id, load_minari)
     data = Transitions(*(np.asarray(column, dtype=np.float32) for column in data))
@@ -536,11 +536,11 @@ if __name__ == "__main__":
     # --- Training loop ---
     signals = []  # on SIGINT or SIGTERM, the loop finishes its step, saves and stops
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: signals.append(number))
+        signal.signal(number, lambda signum, _: signals.append(signum))
     losses, save_due, start_time = {}, False, time.monotonic()
     env = make_env(**metadata.get("train_env_kwargs", {}))
     env.reset(seed=args.seed)  # in antmaze, this draws the goal of all training episodes
-    env_seed = 10_000_000 * args.seed + args.learning_starts  # seeds of the episodes
+    env_seed = 10_000_000 * args.seed + args.learning_starts  # plus the step: seed of an episode
     obs, _ = env.reset(seed=env_seed + start_step)
     for step in tqdm(range(start_step + 1, args.env_steps + 1), disable=None):
         # --- Act ---
@@ -561,7 +561,7 @@ if __name__ == "__main__":
         # --- Train ---
         if step > 0:
             beta.fill_(beta_schedule(step, args))
-            losses = train_steps[step % args.policy_frequency == 0]()
+            losses = train_steps[step % args.policy_frequency == 0]()  # True: with the actor
 
         # --- Log, evaluate, save ---
         evaluation_due = step >= 0 and (step % args.eval_frequency == 0 or step == args.env_steps)

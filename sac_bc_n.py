@@ -127,7 +127,7 @@ class CriticEnsemble(nn.Module):
             self.biases.append(torch.empty(num_critics, 1, fan_out).uniform_(-bound, bound))
 
     def forward(self, obs, actions):
-        x = torch.cat([obs, actions], dim=-1).expand(len(self.weights[0]), -1, -1)
+        x = torch.cat([obs, actions], dim=-1).expand(len(self.weights[0]), -1, -1)  # (N, B, in)
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             x = torch.baddbmm(bias, x, weight).relu_()
         return torch.baddbmm(self.biases[-1], x, self.weights[-1]).squeeze(-1)
@@ -182,7 +182,7 @@ class Agent(nn.Module):
         return (self.to_tensor(obs) - self.obs_mean) / self.obs_std
 
     def preprocess(self, transitions):
-        """Transitions as the networks see them: on the device, with normalized observations."""
+        """Moves to the device, normalizes the observations and transforms the rewards."""
         obs, actions, rewards, next_obs, dones = map(self.to_tensor, transitions)
         rewards = (rewards - self.reward_shift) * self.reward_scale
         return Transitions(self.normalize(obs), actions, rewards, self.normalize(next_obs), dones)
@@ -242,10 +242,10 @@ def update(agent, optimizers, batch, beta, args):
     optimizer_step(optimizers["critics"], losses["critic"])
     losses["actor"], log_pi = actor_loss(agent, batch, alpha, beta, args)
     optimizer_step(optimizers["actor"], losses["actor"])
-    losses["alpha"] = alpha_loss(agent, log_pi, target_entropy=-batch.actions.shape[1])
-    optimizer_step(optimizers["alpha"], losses["alpha"])
+    losses["alpha_loss"] = alpha_loss(agent, log_pi, target_entropy=-batch.actions.shape[1])
+    optimizer_step(optimizers["alpha"], losses["alpha_loss"])
     polyak_update(agent.critics_target, agent.critics, args.tau)
-    losses |= {"alpha_value": alpha, "entropy": -log_pi.mean()}
+    losses |= {"alpha": alpha, "entropy": -log_pi.mean()}
     return {name: loss.detach() for name, loss in losses.items()}
 
 
@@ -257,7 +257,7 @@ def load_dataset(env_id):
     if "/" in env_id:
         data, metadata, make_env = load_minari(env_id)
     elif d4rl_tasks is None:
-        sys.exit(f"{env_id}: D4RL datasets need d4rl_tasks.py next to this script")
+        sys.exit(f"{env_id}: D4RL datasets need d4rl_tasks.py next to this script, h5py and mujoco")
     else:
         data, metadata, make_env = d4rl_tasks.load_dataset(env_id, load_minari)
     data = Transitions(*(np.asarray(column, dtype=np.float32) for column in data))
@@ -495,7 +495,7 @@ if __name__ == "__main__":
         wandb.init(config=vars(args), name=run_dir.name, sync_tensorboard=True)
     writer = SummaryWriter(run_dir, purge_step=start_step + 1)
     config = vars(args) | metadata | {"device": str(device), "run": str(run_dir)}
-    rate = args.tau * (1 - args.gamma)  # of values, per step
+    rate = args.tau * (1 - args.gamma)  # at which values converge, per step
     config["convergence"] = f"{1 - math.exp(-rate * args.gradient_steps):.0%} at the last step"
     print(*(f"{key}: {value}" for key, value in config.items()), sep="\n")
     rows = "\n".join(f"|{key}|{value}|" for key, value in config.items())
@@ -518,7 +518,7 @@ if __name__ == "__main__":
     # --- Training loop ---
     signals = []  # on SIGINT or SIGTERM, the loop finishes its step, saves and stops
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: signals.append(number))
+        signal.signal(number, lambda signum, _: signals.append(signum))
     start_time = time.monotonic()
     for step in tqdm(range(start_step + 1, args.gradient_steps + 1), disable=None):
         beta.fill_(args.beta * (args.bc_inflation if step <= args.bc_inflation_steps else 1.0))

@@ -5,7 +5,7 @@ reinforcement learning". N critics are trained on a fixed dataset, and the actor
 minimum, which penalises actions on which the critics disagree. Behavioural cloning (BC) keeps the
 actor close to the data. The critics then disagree more about other actions, and N = 10 suffices.
 
-    next action   a' = clip(pi'(s') + clip(eps, -c, c), -1, 1),  eps ~ N(0, policy_noise)
+    next action   a' = clip(pi'(s') + clip(N(0, policy_noise), -noise_clip, noise_clip), -1, 1)
     critic loss   mean (Q_i(s, a) - y)^2, with one of two targets
                       y   = r + gamma (1 - d) min_i Q'_i(s', a')        (1) shared
                       y_i = r + gamma (1 - d) Q'_i(s', a')              (2) independent
@@ -125,7 +125,7 @@ class CriticEnsemble(nn.Module):
             self.biases.append(torch.empty(num_critics, 1, fan_out).uniform_(-bound, bound))
 
     def forward(self, obs, actions):
-        x = torch.cat([obs, actions], dim=-1).expand(len(self.weights[0]), -1, -1)
+        x = torch.cat([obs, actions], dim=-1).expand(len(self.weights[0]), -1, -1)  # (N, B, in)
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             x = torch.baddbmm(bias, x, weight).relu_()
         return torch.baddbmm(self.biases[-1], x, self.weights[-1]).squeeze(-1)
@@ -165,7 +165,7 @@ class Agent(nn.Module):
         return (self.to_tensor(obs) - self.obs_mean) / self.obs_std
 
     def preprocess(self, transitions):
-        """Transitions as the networks see them: on the device, with normalized observations."""
+        """Moves to the device, normalizes the observations and transforms the rewards."""
         obs, actions, rewards, next_obs, dones = map(self.to_tensor, transitions)
         rewards = (rewards - self.reward_shift) * self.reward_scale
         return Transitions(self.normalize(obs), actions, rewards, self.normalize(next_obs), dones)
@@ -229,7 +229,7 @@ def load_dataset(env_id):
     if "/" in env_id:
         data, metadata, make_env = load_minari(env_id)
     elif d4rl_tasks is None:
-        sys.exit(f"{env_id}: D4RL datasets need d4rl_tasks.py next to this script")
+        sys.exit(f"{env_id}: D4RL datasets need d4rl_tasks.py next to this script, h5py and mujoco")
     else:
         data, metadata, make_env = d4rl_tasks.load_dataset(env_id, load_minari)
     data = Transitions(*(np.asarray(column, dtype=np.float32) for column in data))
@@ -466,7 +466,7 @@ if __name__ == "__main__":
         wandb.init(config=vars(args), name=run_dir.name, sync_tensorboard=True)
     writer = SummaryWriter(run_dir, purge_step=start_step + 1)
     config = vars(args) | metadata | {"device": str(device), "run": str(run_dir)}
-    rate = args.tau * (1 - args.gamma) / args.policy_frequency  # of values, per step
+    rate = args.tau * (1 - args.gamma) / args.policy_frequency  # at which values converge, per step
     config["convergence"] = f"{1 - math.exp(-rate * args.gradient_steps):.0%} at the last step"
     print(*(f"{key}: {value}" for key, value in config.items()), sep="\n")
     rows = "\n".join(f"|{key}|{value}|" for key, value in config.items())
@@ -490,11 +490,11 @@ if __name__ == "__main__":
     # --- Training loop ---
     signals = []  # on SIGINT or SIGTERM, the loop finishes its step, saves and stops
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: signals.append(number))
+        signal.signal(number, lambda signum, _: signals.append(signum))
     start_time = time.monotonic()
     for step in tqdm(range(start_step + 1, args.gradient_steps + 1), disable=None):
         beta.fill_(args.beta * (args.bc_inflation if step <= args.bc_inflation_steps else 1.0))
-        losses = train_steps[step % args.policy_frequency == 0]()
+        losses = train_steps[step % args.policy_frequency == 0]()  # True: with the actor
 
         evaluation_due = step % args.eval_frequency == 0 or step == args.gradient_steps
         if step % args.log_frequency == 0 or evaluation_due or signals:

@@ -82,8 +82,8 @@ def test_twenty_updates_equal_the_authors_code(script, name):
         for key, loss in {"critic_loss": "critic", "policy_loss": "actor"}.items():
             if loss in step_losses:
                 losses[key].append(step_losses[loss].item())
-        if "alpha" in step_losses:
-            losses["alpha_loss"].append(step_losses["alpha"].item())
+        if "alpha_loss" in step_losses:
+            losses["alpha_loss"].append(step_losses["alpha_loss"].item())
 
     for key, values in losses.items():
         assert values == pytest.approx(golden.get(key, []), rel=1e-9, abs=1e-9), key

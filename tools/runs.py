@@ -25,7 +25,7 @@ class Run(NamedTuple):
     history: list  # one dict per evaluation: step, score, score_stderr, score_worst
     returns: list | None  # of the last evaluation's episodes; None if the run is not finished
     steps_per_second: float | None
-    diverged: bool  # stopped because of non-finite losses (marked by tools.sweep)
+    diverged: bool  # stopped because of non-finite losses
 
 
 def load_checkpoint(path):

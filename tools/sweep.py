@@ -35,6 +35,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -42,11 +43,10 @@ from typing import NamedTuple, get_args
 from tqdm import tqdm
 
 from tools import plot
-from tools.runs import normalized_scores, read_runs
+from tools.runs import SCRIPTS, normalized_scores, read_runs
 
 ROOT = Path(__file__).resolve().parent.parent
-FINETUNE = ("finetune_td3_bc_n", "finetune_sac_bc_n")
-SCRIPTS = ("td3_bc_n", "sac_bc_n", *FINETUNE)
+FINETUNE = SCRIPTS[2:]
 DONE = ("finished", "diverged")
 
 # --- Named grids: a description, then the arguments of one or more sweeps ---
@@ -88,7 +88,8 @@ GRIDS = {  # {name: (title, sweep, ...)}
         f"{' '.join(SCRIPTS)} --env-id {TABLE_1} {SEEDS}",
     ),
     "paper-ablations": (
-        "beta 0, N 2, no inflation, shared targets; critic-init torch (not in the paper)",
+        "runs of paper, beta 0, N 2, no inflation, shared targets; critic-init torch (ours)",
+        f"td3_bc_n --env-id {TABLE_1} {SEEDS}",
         f"td3_bc_n --env-id {LOCOMOTION} --beta 0 {SEEDS}",
         f"td3_bc_n --env-id {LOCOMOTION} --num-critics 2 {SEEDS}",
         f"td3_bc_n --env-id {LOCOMOTION} --bc-inflation 1 {SEEDS}",
@@ -133,6 +134,7 @@ class Job(NamedTuple):
     parent: "Job | None"  # the offline run that this run fine-tunes
 
 
+@cache
 def script_arguments():
     """{script: {argument: type}}, without those that the sweep sets itself."""
     own = ("run_name", "runs_dir", "resume")
@@ -140,7 +142,8 @@ def script_arguments():
     return {s: {name: t for name, t in types[s].items() if name not in own} for s in SCRIPTS}
 
 
-def make_parser(types):
+def make_parser():
+    types = script_arguments()
     parser = argparse.ArgumentParser(
         usage="python -m tools.sweep SCRIPTS | GRID [options] [--ARGUMENT VALUES ...] [-- ...]",
         description=__doc__,
@@ -172,26 +175,26 @@ def make_parser(types):
             add(f"--{option}", dest=name, nargs="+", choices=choices, **hidden)
     parser.epilog = "named grids and their number of runs:\n"
     for name, (title, *_) in GRIDS.items():
-        runs = make_jobs(make_sweeps([name], {}, parser, types), types)
+        runs = make_jobs(make_sweeps([name], {}, parser))
         parser.epilog += f"{len(runs):6}  {name}: {title}\n"
     return parser
 
 
-def given_arguments(args, types):
-    names = set().union(*types.values())
+def given_arguments(args):
+    names = set().union(*script_arguments().values())
     return {name: values or ["true"] for name, values in vars(args).items() if name in names}
 
 
-def make_sweeps(names, given, parser, types):
+def make_sweeps(names, given, parser):
     """Pairs of scripts and {argument: values}: of these scripts, or of these named grids."""
     sweeps = [(names, {})]
     if not set(names) <= set(SCRIPTS):
         if not set(names) <= set(GRIDS):
             parser.error(f"scripts or named grids, not both: {' '.join(names)}")
         lines = [parser.parse_args(line.split()) for name in names for line in GRIDS[name][1:]]
-        sweeps = [(line.names, given_arguments(line, types)) for line in lines]
+        sweeps = [(line.names, given_arguments(line)) for line in lines]
     for name in given:
-        if not any(name in types[script] for scripts, _ in sweeps for script in scripts):
+        if not any(name in script_arguments()[s] for scripts, _ in sweeps for s in scripts):
             parser.error(f"--{name.replace('_', '-')}: not an argument of these scripts")
     datasets = given.get("env_id", [])
     if set(datasets) <= {x for _, values in sweeps for x in values.get("env_id", [])}:
@@ -202,9 +205,9 @@ def make_sweeps(names, given, parser, types):
     return [(scripts, values | given) for scripts, values in sweeps]
 
 
-def make_jobs(sweeps, types, passed_on=()):
+def make_jobs(sweeps, passed_on=()):
     """All runs as {name: job}. Offline runs are before those that fine-tune them."""
-    jobs = {}
+    jobs, types = {}, script_arguments()
     for scripts, arguments in sweeps:
         made = []
         for script in sorted(scripts, key=FINETUNE.__contains__):
@@ -249,7 +252,18 @@ def run_name(script, parent, arguments, passed_on):
 def state(directory):
     files = {"diverged": "diverged", "result.json": "finished", "checkpoint.pt": "interrupted"}
     found = [name for file, name in files.items() if Path(directory, file).exists()]
-    return found[0] if found else "no checkpoint" if Path(directory).exists() else "missing"
+    return found[0] if found else "without checkpoint" if Path(directory).exists() else "missing"
+
+
+def outcome(directory):
+    """The state of a run, and a message if it is finished or diverged."""
+    status, message = state(directory), ""
+    if status == "diverged":
+        message = Path(directory, "diverged").read_text()
+    elif status == "finished":
+        result = json.loads(Path(directory, "result.json").read_text())
+        message = "score {score:.1f} ± {score_stderr:.1f}".format(**result)
+    return status, message
 
 
 def make_command(job, runs_dir):
@@ -296,11 +310,8 @@ def run_job(job, runs_dir, cwd, cpus, should_stop, offline=None):
                 shutil.rmtree(directory, ignore_errors=True)  # it was stopped before a checkpoint
             code = call(command, log, cpus, should_stop)
         lines = log_path.read_text(errors="replace").strip().splitlines()
-    if state(directory) == "diverged":
-        return "diverged", (directory / "diverged").read_text()
-    if state(directory) == "finished":
-        result = json.loads((directory / "result.json").read_text())
-        return "finished", "score {score:.1f} ± {score_stderr:.1f}".format(**result)
+    if state(directory) in DONE:
+        return outcome(directory)
     if should_stop() and code in (130, 143, -signal.SIGINT, -signal.SIGTERM):
         return "stopped", ""
     if "--resume" in command and ": finished at step" in lines[-1]:
@@ -335,7 +346,7 @@ def run_in_order(jobs, args, report, should_stop):
     for job in jobs:
         try:
             result = run_job(job, args.runs_dir, os.getcwd(), args.cpus_per_run, should_stop)
-        except OSError as error:
+        except Exception as error:  # for example, the disk is full
             result = "failed", str(error)
         report(job, *result)
 
@@ -350,11 +361,12 @@ def connect(address):
     options = {"address": address, "logging_level": "ERROR", "log_to_driver": False}
     if address == "local":
         options |= {"include_dashboard": False, "object_store_memory": 100 * 2**20}
-        if hasattr(os, "sched_getaffinity"):  # in a Slurm job, Ray would take all cores
-            options["num_cpus"] = len(os.sched_getaffinity(0))
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
+        if cores < os.cpu_count():  # in a Slurm job, Ray would take all cores
+            options["num_cpus"] = cores
     try:
         host, _, port = address.rpartition(":")
-        if port.isdigit():  # Ray itself would try for minutes
+        if port.isdigit() and "://" not in host:  # Ray itself would try for minutes
             socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(**options)
     except Exception as error:  # Ray has its own exception classes
@@ -395,22 +407,18 @@ def run_on_ray(jobs, args, report, should_stop):
 
 def dry_run(jobs, runs_dir):
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for --dry-run | head
-    waiting = skipped = 0
+    waiting = Counter()
     for job in jobs:
         directory = Path(runs_dir, job.name)
         offline = state(Path(runs_dir, job.parent.name)) if job.parent else "finished"
-        if offline == "diverged":
-            skipped += 1
-        elif offline != "finished":
-            waiting += 1
-        elif state(directory) == "no checkpoint":
+        if offline != "finished":
+            waiting[offline] += 1
+        elif state(directory) == "without checkpoint":
             print(f"{directory}: no checkpoint, remove it if it is not running", file=sys.stderr)
         elif state(directory) not in DONE:
             print(shlex.join(make_command(job, runs_dir)))
-    if waiting:
-        print(f"{waiting} runs wait for their offline runs, repeat this later", file=sys.stderr)
-    if skipped:
-        print(f"{skipped} runs skipped: their offline runs diverged", file=sys.stderr)
+    for status, count in waiting.items():
+        print(f"not printed: {count} runs whose offline run is {status}", file=sys.stderr)
 
 
 def write_results(jobs, runs_dir):
@@ -436,11 +444,9 @@ def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     end = argv.index("--") if "--" in argv else len(argv)
     passed_on = argv[end + 1 :]
-    types = script_arguments()
-    parser = make_parser(types)
+    parser = make_parser()
     args = parser.parse_args(argv[:end])
-    sweeps = make_sweeps(args.names, given_arguments(args, types), parser, types)
-    jobs = make_jobs(sweeps, types, passed_on)
+    jobs = make_jobs(make_sweeps(args.names, given_arguments(args), parser), passed_on)
     if args.gpus_per_run is not None and not args.ray:
         parser.error("--gpus-per-run needs --ray")
     if args.gpus_per_run is not None and args.gpus_per_run < 0:
@@ -454,11 +460,8 @@ def main(argv=None):
         Path(args.runs_dir, "logs").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         sys.exit(f"--runs-dir {args.runs_dir}: cannot be written ({error})")
-    statuses = {name: state(Path(args.runs_dir, name)) for name in jobs}
-    messages, signals = dict.fromkeys(jobs, ""), []
-    for name in (name for name in jobs if statuses[name] == "diverged"):
-        messages[name] = Path(args.runs_dir, name, "diverged").read_text()
-    to_do = [job for job in jobs.values() if statuses[job.name] not in DONE]
+    results, signals = {name: outcome(Path(args.runs_dir, name)) for name in jobs}, []
+    to_do = [job for job in jobs.values() if results[job.name][0] not in DONE]
     print(f"{len(jobs)} runs in {args.runs_dir}, {len(jobs) - len(to_do)} already done")
     if to_do and args.ray:
         connect(args.ray)  # before the signal handlers: Ray sets its own
@@ -476,7 +479,7 @@ def main(argv=None):
         return bool(signals)
 
     def report(job, status, message):
-        statuses[job.name], messages[job.name] = status, message
+        results[job.name] = status, message
         if status != "stopped":
             tqdm.write(f"{status}: {job.name} {message}")
             bar.update()
@@ -484,15 +487,15 @@ def main(argv=None):
     if to_do:
         (run_on_ray if args.ray else run_in_order)(to_do, args, report, should_stop)
     bar.close()
-    counts = Counter(statuses.values())
+    counts = Counter(status for status, _ in results.values())
     print("\n" + ", ".join(f"{count} {status}" for status, count in counts.items()))
-    for status in ("diverged", "skipped", "failed"):
-        names = [name for name in jobs if statuses[name] == status]
-        print(*(f"{status}: {name} {messages[name]}\n" for name in names), sep="", end="")
+    for name, (status, message) in results.items():
+        if status in ("diverged", "skipped", "failed"):
+            print(f"{status}: {name} {message}")
     if signals:
         print("stopped, repeat the command to resume")
         sys.exit(128 + signals[0])
-    done = [job for job in jobs.values() if statuses[job.name] in DONE]
+    done = [job for job in jobs.values() if results[job.name][0] in DONE]
     if any(Path(args.runs_dir, job.name, "checkpoint.pt").exists() for job in done):
         write_results(done, args.runs_dir)
     sys.exit(1 if counts["failed"] else 0)

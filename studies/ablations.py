@@ -110,7 +110,9 @@ def draw(compared):
             if unit == "%":
                 ax.barh(y, value, color="lightgray", edgecolor="black", height=0.6)
                 ax.plot([low, high], [y, y], "k-", linewidth=1.5)
-            text = common.format_scores(scores) if np.isnan(value) else f"{value:+.0f} {unit}"
+            text = f"{value:+.0f} {unit}"
+            if np.isnan(value):
+                text = common.format_scores(scores) if np.isnan(scores).any() else "no full method"
             place = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "center"}
             ax.text(0.98, y, text, fontsize="x-small", **place)
         ax.axvline(0, color="black", linewidth=0.8)
@@ -123,7 +125,8 @@ def draw(compared):
 
 
 def main(args):
-    compared = {name: compare(groups) for name, groups in read_groups(args.runs_dir).items()}
+    groups = read_groups(args.runs_dir)
+    compared = {name: compare(of) for name, of in groups.items() if set(of) - {FULL}}
     lines = []
     for dataset, rows in compared.items():
         for name in (FULL, *ABLATIONS):

@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
-from tools.runs import DATA, INCIDENTAL, normalized_scores, read_runs
+from tools.runs import normalized_scores, read_runs, settings
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -26,12 +26,6 @@ def ended_runs(runs_dir, offline=True):
     if not runs:
         sys.exit(f"{runs_dir}: no finished runs")
     return list(runs.values())
-
-
-def settings(run):
-    """Arguments and data of a run, without those that do not make another experiment."""
-    data = {key: run.metadata.get(key) for key in DATA}
-    return {name: run.args[name] for name in run.args if name not in INCIDENTAL} | data
 
 
 def differing(runs):

@@ -17,7 +17,7 @@ import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from studies import common
-from tools.runs import read_runs
+from tools.runs import read_runs, settings
 
 
 @dataclass
@@ -57,7 +57,7 @@ def main(args):
         candidates = np.geomspace(expected / 20, expected * 20, 1_000)
         best = np.argmin([fit(steps, values, t)[1] for t in candidates])
         best = f"{candidates[best]:,.0f}" if 0 < best < 999 else "-"
-        changes = [f"{name} {common.settings(run)[name]}" for name in differing]
+        changes = [f"{name} {settings(run)[name]}" for name in differing]
         name = ", ".join(
             [run.script, common.dataset_name(run), *changes, f"seed {run.args['seed']}"]
         )

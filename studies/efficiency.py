@@ -16,6 +16,7 @@ import numpy as np
 import tyro
 
 from studies import common
+from tools.runs import settings
 
 # Seconds per 10,000 gradient steps, millions of gradient steps, GB of GPU memory (paper, appendix).
 PAPER = {
@@ -68,9 +69,10 @@ def speed_table(rows):
         line = [row["script"], row["num_critics"], row["task"], row["device"], f"{seconds:.1f}"]
         line += [f"{paper[0]}" if paper else "-", f"{seconds / 36:.1f}"]
         memory = row["peak_memory_mb"]
-        lines.append([*line, "-" if memory is None else f"{memory:.0f}"])
+        line.append("-" if memory is None else f"{memory:.0f}")
+        lines.append([*line, paper[2] if paper else "-"])
     header = ["script", "N", "task", "device", "s per 10,000 steps", "paper's s"]
-    header += ["hours per 1M steps", "peak memory (MB)"]
+    header += ["hours per 1M steps", "peak memory (MB)", "paper's GB"]
     return common.markdown_table(header, lines)
 
 
@@ -88,7 +90,8 @@ def draw_hours(rows):
     bars = [(f"{name} (paper)", m * s / 36, "white") for name, (s, m, _) in PAPER.items()]
     for row in rows:
         label = f"{row['script']}, N = {row['num_critics']}, {row['task']}, {row['device']}"
-        bars.append((label, 1e6 / row["steps_per_second"] / 3600, "dimgray"))
+        steps = 250_000 if row["script"].startswith("finetune") else 1_000_000
+        bars.append((label, steps / row["steps_per_second"] / 3600, "dimgray"))
     bars.sort(key=lambda bar: bar[1])
     title = "Training time: the paper's methods on its GPU (white), this machine (gray)"
     figure, axes = common.subplots(1, 1, title, width=7, height=0.23 * len(bars) + 0.5)
@@ -104,13 +107,15 @@ def score_curves(runs):
     """{dataset: {label: curve}}. A label has the settings in which the runs of a script differ."""
     datasets = {}
     for run in runs:
-        if run.steps_per_second:  # finished
+        if run.diverged:
+            print(f"left out: {run.path.name} diverged", file=sys.stderr)
+        else:
             datasets.setdefault((run.script, common.dataset_name(run)), []).append(run)
     curves = {}
     for (script, dataset), of_dataset in datasets.items():
         differing, groups = common.differing(of_dataset), {}
         for run in of_dataset:
-            values = common.settings(run)
+            values = settings(run)
             label = ", ".join([script, *(f"{name} {values[name]}" for name in differing)])
             label += "" if run.args.get("checkpoint", True) else ", from scratch"
             groups.setdefault(label, []).append(run)

@@ -35,7 +35,9 @@ def phases(runs):
         phase = "offline"
         if run.script != algorithm:
             phase = "fine-tuning" if run.args["checkpoint"] else "from scratch"
-        if run.returns is not None:
+        if run.diverged:
+            print(f"left out: {run.path.name} diverged", file=sys.stderr)
+        elif run.returns is not None:
             found.setdefault((algorithm, phase), []).append(run)
     for (algorithm, phase), of_phase in found.items():
         if differing := common.differing(of_phase):
@@ -60,7 +62,9 @@ def draw(found):
         steps, mean, stderr = curve(runs)
         color, scratch = COLORS[algorithm], phase == "from scratch"
         name = f"{label(algorithm, phase)}{' from scratch' if scratch else ''} ({len(runs)} seeds)"
-        style = {"linestyle": ":" if scratch else "-", "marker": "x" if scratch else "o"}
+        marker = "s" if algorithm == "sac_bc_n" else "o"
+        style = {"linestyle": ":" if scratch else "-", "marker": marker}
+        style["markerfacecolor"] = "white" if scratch else color
         axes.plot(steps, mean, color=color, label=name, markersize=4, **style)
         axes.fill_between(steps, mean - stderr, mean + stderr, color=color, alpha=0.15)
         if phase == "fine-tuning":

@@ -5,9 +5,8 @@
 
 The runs are of one script and one dataset and differ in num_critics (N), beta, independent_targets
 and seed. beta is the weight of the BC term at the end of a run: it includes bc_inflation if the run
-ended before bc_inflation_steps. A run diverged if tools.sweep marked it (losses not finite) or if
-its values are above any return; a cell with a diverged seed is white. A run that was not marked
-still has a score. Nothing is trained.
+ended before bc_inflation_steps. A run diverged if its losses were not finite, or if its values are
+above any return (it still has a score). A cell with a diverged seed is white. Nothing is trained.
 """
 
 import math
@@ -26,7 +25,7 @@ from matplotlib.colors import LogNorm, Normalize
 from tqdm import tqdm
 
 from studies import common
-from tools.runs import load_agent, load_data
+from tools.runs import load_agent, load_run
 
 TARGETS = {False: "shared targets", True: "independent targets"}
 MEASURES = {  # of random actions, by their distance to the dataset action
@@ -84,6 +83,8 @@ def sample_pairs(data, num_states):
     rng = np.random.default_rng(0)
     index = rng.integers(len(data.obs), size=num_states)
     index = index[np.argsort(-data.rewards[index], kind="stable")]
+    first = np.sort(np.unique(index, return_index=True)[1])[:3]  # three different states
+    index = np.concatenate([index[first], np.delete(index, first)])
     actions = data.actions[index]
     return data.obs[index], actions, rng.uniform(-1, 1, actions.shape).astype(np.float32)
 
@@ -163,11 +164,7 @@ def read_grid(args):
     if differing:
         names = ", ".join(sorted(differing))
         sys.exit(f"{args.runs_dir}: the runs also differ in {names}, give one experiment only")
-    script, script_args, _ = load_agent(runs[0].path)
-    data, metadata, _ = load_data(script, script_args)
-    for key in ("source", "transitions"):
-        if metadata[key] != runs[0].metadata[key]:
-            sys.exit(f"{args.runs_dir}: trained on other data ({key} {runs[0].metadata[key]})")
+    script, script_args, _, data, _, _ = load_run(runs[0].path)
     pairs = sample_pairs(data, args.states)
     distance = np.linalg.norm(pairs[2] - pairs[1], axis=1)
     counts, edges = np.histogram(distance, args.bins)

@@ -3,9 +3,10 @@
 import json
 import math
 import shutil
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -19,6 +20,12 @@ from studies import ablations, common, convergence, efficiency, first_hour, unce
 from tools.runs import Run, load_agent, load_data, read_run
 
 STATES, BINS = 400, 4
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +59,11 @@ def written(trained, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
     uncertainty.main(uncertainty.Args(str(trained), str(out), states=STATES, bins=BINS))
     return out
+
+
+@pytest.fixture(scope="module")
+def grid(trained):
+    return uncertainty.read_grid(uncertainty.Args(str(trained), states=STATES, bins=BINS))
 
 
 def tables(path):
@@ -166,7 +178,8 @@ def test_tables_have_the_numbers_of_the_checkpoint(trained, written):
     ]
     table = numbers(row_of(found["gaussian"], *cell))
     expected = [statistics["std"].mean(), statistics["clip_penalty"].mean(), *ratios]
-    np.testing.assert_allclose(table[:5], expected, rtol=6e-3)
+    expected += [uncertainty.gaussian_ratio(3), *uncertainty.sampled_ratio(3)]
+    np.testing.assert_allclose(table, expected, rtol=6e-3)
 
 
 def test_scores_are_means_and_standard_errors_over_seeds(trained, written):
@@ -182,13 +195,73 @@ def test_scores_are_means_and_standard_errors_over_seeds(trained, written):
     assert row_of(table, "independent targets", "2") == ["-", "-"]
 
 
-def test_binned_values_are_means_over_seeds(trained, written):
-    mean = []
-    for seed in (1, 2):
-        (_, _, random), _ = ensemble_by_hand(trained / f"3-0.2-{seed}")
-        mean.append(random.std(axis=0, ddof=1).mean())
-    table = tables(written / "uncertainty.md")["gaussian"]
-    assert float(row_of(table, "shared targets", "3", "2")[0]) == pytest.approx(np.mean(mean), 6e-3)
+def test_a_cell_has_the_values_of_all_its_seeds(trained, grid):
+    by_hand = [ensemble_by_hand(trained / f"3-0.2-{seed}") for seed in (1, 2)]
+    cell = grid.cells[False, 3, 2.0]
+    distance = by_hand[0][1]
+    far = distance >= grid.edges[-2]
+    std = [random.std(axis=0, ddof=1) for (_, _, random), _ in by_hand]
+    assert cell["binned"][0, -1] == pytest.approx(np.mean([one[far].mean() for one in std]), 1e-4)
+    assert cell["means"][2, 0] == pytest.approx(np.mean(std), 1e-4)
+    q_min = np.concatenate([policy.min(axis=0) for (_, policy, _), _ in by_hand])
+    np.testing.assert_allclose(cell["policy_q_min"], q_min, rtol=1e-4, atol=1e-5)
+
+
+def test_heat_maps_show_the_numbers_of_the_cells(grid):
+    for m, name in enumerate(uncertainty.MEASURES):
+        figure = uncertainty.draw_measure(grid, name)
+        for panel, (t, n) in enumerate(product(grid.targets, grid.ns)):
+            for column, b in enumerate(grid.betas):
+                if (t, n, b) in grid.cells:
+                    expected = grid.cells[t, n, b]["binned"][m]
+                    np.testing.assert_array_equal(shown(figure, panel)[:, column], expected)
+        labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+        assert labels == [f"{edge:.1f}" for edge in grid.edges[::2]]
+
+
+def test_boxes_show_the_quartiles_of_each_beta(grid):
+    figure = uncertainty.draw_boxes(grid)
+    for panel, (t, n) in enumerate(product(grid.targets, grid.ns)):
+        boxes = [patch.get_path().vertices for patch in figure.axes[panel].patches]
+        columns = [b for b in grid.betas if (t, n, b) in grid.cells]
+        assert len(boxes) == len(columns)
+        for box, b in zip(boxes, columns, strict=True):
+            assert box[:, 0].mean() == pytest.approx(grid.betas.index(b), abs=0.2)
+            quartiles = np.percentile(grid.cells[t, n, b]["policy_q_min"], (25, 75))
+            assert (box[:, 1].min(), box[:, 1].max()) == pytest.approx(tuple(quartiles))
+
+
+def test_densities_and_ratios_show_the_values_of_the_cells(grid):
+    figure = uncertainty.draw_densities(grid, False)
+    for k, b in enumerate(grid.betas):  # the largest N is 3
+        q = grid.cells[False, 3, b]["examples"]
+        for panel, (state, action) in enumerate(product(range(3), range(3))):
+            values = q[action, :, state] / np.abs(q[action, :, state]).mean()
+            x, y = figure.axes[panel].lines[k].get_data()
+            np.testing.assert_allclose(y, uncertainty.density(values, x), rtol=1e-6)
+    axes = uncertainty.draw_ratios(grid).axes[0]
+    equation_4, sampled, *measured = [line.get_ydata() for line in axes.lines]
+    assert list(equation_4) == [uncertainty.gaussian_ratio(n) for n in grid.ns]
+    assert list(sampled) == [uncertainty.sampled_ratio(n)[0] for n in grid.ns]
+    for values, b in zip(measured, grid.betas, strict=True):
+        means = [grid.cells[False, n, b]["means"][2] for n in grid.ns]
+        assert list(values) == [clip_penalty / std for std, clip_penalty, _ in means]
+
+
+def test_the_examples_are_three_different_states():
+    data = td3_bc_n.Transitions(*np.arange(50.0).reshape(5, 10, 1))
+    obs, actions, _ = uncertainty.sample_pairs(data._replace(rewards=data.rewards[:, 0]), 500)
+    assert obs[:3, 0].tolist() == [9.0, 8.0, 7.0] and len(obs) == 500
+    np.testing.assert_array_equal(actions, obs + 10)
+
+
+def test_other_data_than_in_training_is_refused(runs_dir):
+    for path in runs_dir.iterdir():
+        checkpoint = torch.load(path / "checkpoint.pt", weights_only=True)
+        checkpoint["metadata"]["transitions"] = 7
+        torch.save(checkpoint, path / "checkpoint.pt")
+    with pytest.raises(SystemExit, match="transitions was 7 in training, is now 98607"):
+        uncertainty.main(uncertainty.Args(str(runs_dir)))
 
 
 def test_every_picture_is_written_and_not_blank(written):
@@ -410,6 +483,28 @@ def test_ablation_table_and_picture_of_run_directories(runs_dir, tmp_path, capsy
     assert imread(tmp_path / "out" / "ablations.png")[..., :3].std() > 0.02
 
 
+def test_bars_of_the_ablations_are_their_differences():
+    rows = {
+        "full method": ([100.0], math.nan, math.nan, math.nan, "%"),
+        "no BC": ([40.0], -60.0, -70.0, -50.0, "%"),
+        "two critics": ([math.nan, 2.0], math.nan, math.nan, math.nan, "%"),
+        "PyTorch init": ([3.0], math.nan, math.nan, math.nan, "%"),
+    }
+    figure = ablations.draw({"dataset": rows})
+    no_bc = figure.axes[0]
+    assert no_bc.get_title() == "no BC" and no_bc.patches[0].get_width() == -60
+    assert list(no_bc.lines[0].get_xdata()) == [-70, -50]
+    texts = [[text.get_text() for text in axes.texts] for axes in figure.axes]
+    assert texts == [["-60 %"], ["1 of 2 diverged"], ["no full method"]]
+
+
+def test_datasets_without_ablations_have_no_row(runs_dir, tmp_path):
+    for path in runs_dir.iterdir():
+        change_run(path, num_critics=10, beta=0.02, independent_targets=False)
+    with pytest.raises(SystemExit, match="no run is one of the ablations"):
+        ablations.main(ablations.Args(str(runs_dir), str(tmp_path)))
+
+
 def test_ablations_of_different_lengths_are_refused(runs_dir):
     for path in runs_dir.iterdir():
         change_run(path, num_critics=10, beta=0.02)
@@ -434,11 +529,23 @@ def test_seconds_hours_and_memory_beside_the_paper(tmp_path):
     efficiency.main(efficiency.Args(str(tmp_path / "speed.json"), out=str(tmp_path / "out")))
     table = tables(tmp_path / "out" / "efficiency.md")["hours"]
     row = row_of(table, "td3_bc_n", "10", "hopper-medium-v2", "cpu")
-    assert row == ["200.0", "31", "5.6", "520"]  # 10,000 / 50 s; 1,000,000 / 50 / 3,600 h
-    assert row_of(table, "sac_bc_n", "2", "pen-human-v1", "cuda") == ["10.0", "-", "0.3", "30"]
+    assert row == ["200.0", "31", "5.6", "520", "1.2"]  # 10,000 / 50 s; 1,000,000 / 50 / 3,600 h
+    row = row_of(table, "sac_bc_n", "2", "pen-human-v1", "cuda")
+    assert row == ["10.0", "-", "0.3", "30", "-"]
     assert row_of(table, "SAC-500") == ["588", "16.3", "3M", "49.0", "3.5"]
     assert row_of(table, "TD3-BC-10")[0] == "31"
     assert imread(tmp_path / "out" / "hours.png")[..., :3].std() > 0.02
+
+
+def test_bars_are_hours_of_a_whole_run():
+    online = SPEED[0] | {"script": "finetune_td3_bc_n"}
+    (axes,) = efficiency.draw_hours([*SPEED, online]).axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    hours = dict(zip(names, (bar.get_width() for bar in axes.patches), strict=True))
+    settings = "N = 10, hopper-medium-v2, cpu"
+    assert hours[f"td3_bc_n, {settings}"] == pytest.approx(1_000_000 / 50 / 3600)
+    assert hours[f"finetune_td3_bc_n, {settings}"] == pytest.approx(250_000 / 50 / 3600)
+    assert hours["SAC-500 (paper)"] == 49 and list(hours.values()) == sorted(hours.values())
 
 
 def test_score_against_training_time_of_real_runs(trained, tmp_path):
@@ -467,6 +574,15 @@ def test_curve_is_the_mean_over_seeds_at_common_steps():
     assert mean == pytest.approx([15, 20])
     assert stderr == pytest.approx([5, 10])
     assert seeds == 2
+    (axes,) = efficiency.draw_curves({"dataset": {"runs": (minutes, mean, stderr, seeds)}}).axes
+    np.testing.assert_array_equal(axes.lines[0].get_data(), (minutes, mean))
+
+
+def test_diverged_runs_have_no_curve(capsys):
+    history = [{"step": 1, "score": 1.0}]
+    runs = [make_run([1], history=history), make_run(diverged=True, history=history, seed=2)]
+    (curves,) = efficiency.score_curves(runs).values()
+    assert curves["td3_bc_n"][3] == 1 and "left out: run diverged" in capsys.readouterr().err
 
 
 def test_curves_of_other_data_and_from_scratch_are_separate():
@@ -502,7 +618,7 @@ def first_hour_run(script, seed, scores, checkpoint=None, finished=True):
     return Run(Path("x"), script, args, metadata, history, [1.0] if finished else None, 1.0, False)
 
 
-def test_the_first_hour_has_a_row_and_a_curve_per_phase(tmp_path):
+def test_the_first_hour_has_a_row_and_a_curve_per_phase(capsys):
     runs = [first_hour_run("td3_bc_n", seed, [1.0, 2.0 + seed]) for seed in (1, 2)]
     runs.append(first_hour_run("finetune_td3_bc_n", 1, [5.0, 50.0], checkpoint="runs/a"))
     runs.append(first_hour_run("finetune_td3_bc_n", 1, [6.0, 7.0]))
@@ -516,8 +632,13 @@ def test_the_first_hour_has_a_row_and_a_curve_per_phase(tmp_path):
     rows = first_hour.table_of_seeds(found).splitlines()[2:]
     assert rows[1] == "| TD3-BC-N, offline | 2 | 1.0 4.0 |"
     assert rows[3] == "| TD3, from scratch | 1 | 6.0 7.0 |"
-    first_hour.draw(found).savefig(tmp_path / "first-hour.png")
-    assert imread(tmp_path / "first-hour.png")[..., :3].std() > 0.02
+    figure = first_hour.draw(found)
+    offline, online = ([line.get_ydata() for line in axes.lines] for axes in figure.axes)
+    assert [list(y) for y in offline] == [[1.0, 3.5], [30, 30]]  # the dataset's mean return
+    assert [list(y) for y in online] == [[5, 50], [5, 5], [6, 7], [30, 30]]  # dashed: before
+    diverged = runs[2]._replace(diverged=True)
+    assert ("td3_bc_n", "fine-tuning") not in first_hour.phases([*runs[:2], diverged])
+    assert "left out: x diverged" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="no finished run on a dataset"):
         first_hour.phases(runs[3:])
 

@@ -158,7 +158,23 @@ def test_runs_on_other_data_or_with_other_settings_are_other_experiments(key):
     assert sorted(map(len, plot.group([first, second]).values())) == [1, 1]
 
 
-@pytest.mark.parametrize("key", sorted(plot.INCIDENTAL - {"seed"}))
+def test_fine_tuning_of_different_offline_runs_is_not_one_experiment(tmp_path):
+    """Their own arguments are the same; those of the offline runs are read from their results."""
+    online = []
+    for steps, seed in ((10, 1), (10, 2), (20, 1), (20, 2)):
+        name = f"offline{steps}-{seed}"
+        (tmp_path / name).mkdir()
+        args = {"seed": seed, "gradient_steps": steps, "beta": 0.1}
+        (tmp_path / name / "result.json").write_text(json.dumps({"args": args}))
+        path = f"elsewhere/{name}" + ("/checkpoint.pt" if seed == 2 else "")
+        settings = {"path": tmp_path / "online", "checkpoint": path, "seed": seed}
+        online.append(make_run([1.0], script="finetune_td3_bc_n", **settings))
+    names = [f"finetune_td3_bc_n, a-v0, offline gradient_steps {steps}" for steps in (10, 20)]
+    groups = plot.group(online)
+    assert list(groups) == names and all(len(seeds) == 2 for seeds in groups.values())
+
+
+@pytest.mark.parametrize("key", sorted(runs.INCIDENTAL - {"seed"}))
 def test_settings_that_do_not_change_the_algorithm_do_not_make_an_experiment(key):
     assert len(plot.group([make_run([1.0]), make_run([1.0], seed=2, **{key: "other"})])) == 1
 
@@ -166,7 +182,7 @@ def test_settings_that_do_not_change_the_algorithm_do_not_make_an_experiment(key
 def test_arguments_of_the_scripts_that_are_incidental_exist():
     import finetune_td3_bc_n
 
-    assert vars(finetune_td3_bc_n.Args()).keys() >= plot.INCIDENTAL
+    assert vars(finetune_td3_bc_n.Args()).keys() >= runs.INCIDENTAL
 
 
 def test_of_two_runs_with_one_seed_the_newer_counts_but_a_finished_one_first(capsys):

@@ -24,7 +24,7 @@ import matplotlib
 import numpy as np
 import tyro
 
-from tools.runs import DATA, INCIDENTAL, normalized_scores, read_runs
+from tools.runs import normalized_scores, read_runs, settings
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -77,9 +77,7 @@ def group(runs):
         if not run.history:
             print(f"left out: {run.path} (no evaluation yet)", file=sys.stderr)
             continue
-        settings = {key: value for key, value in run.args.items() if key not in INCIDENTAL}
-        settings |= {key: run.metadata.get(key) for key in DATA}
-        seeds = experiments[run.script, json.dumps(settings, sort_keys=True)]
+        seeds = experiments[run.script, json.dumps(settings(run), sort_keys=True)]
         other = seeds.get(run.args["seed"])
         if other and other.returns is not None and run.returns is None:
             run, other = other, run
@@ -88,18 +86,14 @@ def group(runs):
             print(f"left out: {other.path} ({reason})", file=sys.stderr)
         seeds[run.args["seed"]] = run
     named, alike = {}, defaultdict(list)
-    for script, settings in experiments:
-        alike[script, json.loads(settings)["env_id"]].append(settings)
+    for script, key in experiments:
+        alike[script, json.loads(key)["env_id"]].append(key)
     for (script, env_id), keys in alike.items():
-        all_settings = [json.loads(key) for key in keys]
-        names = dict.fromkeys(name for settings in all_settings for name in settings)
-        differing = [
-            name
-            for name in names
-            if any(settings.get(name) != all_settings[0].get(name) for settings in all_settings)
-        ]
-        for key, settings in zip(keys, all_settings, strict=True):
-            differences = [f"{name} {settings.get(name)}" for name in differing]
+        values = [json.loads(key) for key in keys]
+        names = dict.fromkeys(name for one in values for name in one)
+        differing = [name for name in names if len({str(one.get(name)) for one in values}) > 1]
+        for key, one in zip(keys, values, strict=True):
+            differences = [f"{name} {one.get(name)}" for name in differing]
             seeds = experiments[script, key]
             named[", ".join([script, env_id, *differences])] = [seeds[s] for s in sorted(seeds)]
     return named

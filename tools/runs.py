@@ -82,6 +82,26 @@ def read_runs(paths):
     return runs
 
 
+def settings(run):
+    """What makes an experiment: arguments, data and, of fine-tuning, arguments of the offline run.
+
+    The arguments of the offline run are known if it is beside this run or at its old place.
+    """
+    values = {name: run.args[name] for name in run.args if name not in INCIDENTAL}
+    values |= {key: run.metadata.get(key) for key in DATA}
+    offline = Path(run.args.get("checkpoint") or "")
+    offline = offline.parent if offline.suffix == ".pt" else offline
+    for file in (run.path.parent / offline.name / "result.json", offline / "result.json"):
+        if offline.name and file.exists():
+            args = json.loads(file.read_text())["args"]
+            return values | {
+                f"offline {name}": args[name]
+                for name in args
+                if name not in INCIDENTAL and name not in run.args
+            }
+    return values
+
+
 def load_agent(path):
     """The script of a run as a module, its Args and its Agent."""
     checkpoint = load_checkpoint(path)
@@ -107,7 +127,7 @@ def load_run(path):
     except (KeyError, TypeError, ValueError) as error:
         sys.exit(str(error))
     dataset, metadata, make_env = load_data(script, args)
-    for key in ("source", "environment"):  # they change if D4RL's file is not there any more
+    for key in DATA[1:]:  # they change if D4RL's file is not there any more
         if metadata[key] != old[key]:
             sys.exit(f"{path}: {key} was {old[key]} in training, is now {metadata[key]}")
     return script, args, agent, dataset, metadata, make_env

@@ -158,6 +158,13 @@ def test_runs_on_other_data_or_with_other_settings_are_other_experiments(key):
     assert sorted(map(len, plot.group([first, second]).values())) == [1, 1]
 
 
+def test_runs_from_scratch_are_named_without_all_their_differences():
+    names = {"script": "finetune_td3_bc_n"}
+    experiments = [make_run([1.0], **names), make_run([1.0], **names, dataset=None, beta=0.0)]
+    name = "finetune_td3_bc_n, a-v0"
+    assert list(plot.group(experiments)) == [name, f"{name}, from scratch"]
+
+
 def test_fine_tuning_of_different_offline_runs_is_not_one_experiment(tmp_path):
     """Their own arguments are the same; those of the offline runs are read from their results."""
     online = []

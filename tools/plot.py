@@ -86,16 +86,18 @@ def group(runs):
             print(f"left out: {other.path} ({reason})", file=sys.stderr)
         seeds[run.args["seed"]] = run
     named, alike = {}, defaultdict(list)
-    for script, key in experiments:
-        alike[script, json.loads(key)["env_id"]].append(key)
-    for (script, env_id), keys in alike.items():
+    for (script, key), seeds in experiments.items():
+        name = f"{script}, {json.loads(key)['env_id']}"
+        scratch = all(run.metadata["dataset"] is None for run in seeds.values())
+        alike[script, name + (", from scratch" if scratch else "")].append(key)
+    for (script, title), keys in alike.items():
         values = [json.loads(key) for key in keys]
         names = dict.fromkeys(name for one in values for name in one)
         differing = [name for name in names if len({str(one.get(name)) for one in values}) > 1]
         for key, one in zip(keys, values, strict=True):
             differences = [f"{name} {one.get(name)}" for name in differing]
             seeds = experiments[script, key]
-            named[", ".join([script, env_id, *differences])] = [seeds[s] for s in sorted(seeds)]
+            named[", ".join([title, *differences])] = [seeds[s] for s in sorted(seeds)]
     return named
 
 

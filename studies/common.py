@@ -31,7 +31,8 @@ def ended_runs(runs_dir, offline=True):
 def differing(runs):
     """Names of the settings that differ between these runs."""
     values = [settings(run) for run in runs]
-    return [name for name in values[0] if len({str(one.get(name)) for one in values}) > 1]
+    names = dict.fromkeys(name for one in values for name in one)
+    return [name for name in names if len({str(one.get(name)) for one in values}) > 1]
 
 
 def dataset_name(run):

@@ -49,14 +49,16 @@ def main(args):
         sys.exit(f"{', '.join(args.runs)}: no offline runs")
     title = "Minimum over the critics on dataset actions: measured (dots), expected (lines)"
     figure, axes = common.subplots(1, 1, title, width=6, height=3.2)
-    ax, lines, differing = axes[0, 0], [], common.differing(runs)
+    ax, lines = axes[0, 0], []
     for i, run in enumerate(runs):
-        expected = run.args["policy_frequency"] / (run.args["tau"] * (1 - run.args["gamma"]))
+        policy_frequency = run.args.get("policy_frequency", 1)  # SAC-BC-N has no such argument
+        expected = policy_frequency / (run.args["tau"] * (1 - run.args["gamma"]))
         steps, values = read_values(run)
         (q_0, q), error = fit(steps, values, expected)
         candidates = np.geomspace(expected / 20, expected * 20, 1_000)
         best = np.argmin([fit(steps, values, t)[1] for t in candidates])
         best = f"{candidates[best]:,.0f}" if 0 < best < 999 else "-"
+        differing = common.differing([other for other in runs if other.script == run.script])
         changes = [f"{name} {settings(run)[name]}" for name in differing]
         name = ", ".join(
             [run.script, common.dataset_name(run), *changes, f"seed {run.args['seed']}"]

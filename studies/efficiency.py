@@ -110,14 +110,16 @@ def score_curves(runs):
         if run.diverged:
             print(f"left out: {run.path.name} diverged", file=sys.stderr)
         else:
-            datasets.setdefault((run.script, common.dataset_name(run)), []).append(run)
+            from_scratch = ", from scratch" if not run.args.get("checkpoint", True) else ""
+            key = run.script, from_scratch, common.dataset_name(run)
+            datasets.setdefault(key, []).append(run)
     curves = {}
-    for (script, dataset), of_dataset in datasets.items():
+    for (script, from_scratch, dataset), of_dataset in datasets.items():
         differing, groups = common.differing(of_dataset), {}
         for run in of_dataset:
             values = settings(run)
-            label = ", ".join([script, *(f"{name} {values[name]}" for name in differing)])
-            label += "" if run.args.get("checkpoint", True) else ", from scratch"
+            label = ", ".join([script, *(f"{name} {values.get(name)}" for name in differing)])
+            label += from_scratch
             groups.setdefault(label, []).append(run)
         lines = {label: mean_curve(group) for label, group in sorted(groups.items())}
         curves[dataset] = curves.get(dataset, {}) | lines

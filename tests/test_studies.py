@@ -604,6 +604,24 @@ def test_curves_of_other_data_and_from_scratch_are_separate():
     }
 
 
+def test_curves_of_fine_tuning_with_and_without_a_known_offline_run(tmp_path):
+    """settings() has the arguments of an offline run only if its result.json is found."""
+    history = [{"step": 1, "score": 1.0}]
+    online = make_run([1], history=history)._replace(script="finetune_td3_bc_n")
+    args = vars(finetune_td3_bc_n.Args(env_id=online.args["env_id"]))
+    (tmp_path / "result.json").write_text(json.dumps({"args": {"beta": 0.2}}))
+    known = online._replace(args=args | {"checkpoint": str(tmp_path)})
+    unknown = online._replace(args=args | {"checkpoint": "runs/RUN"})
+    from_scratch = online._replace(args=args | {"checkpoint": None, "num_critics": 2})
+    for runs in ([known, unknown, from_scratch], [from_scratch, unknown, known]):
+        (curves,) = efficiency.score_curves(runs).values()
+        assert set(curves) == {
+            "finetune_td3_bc_n, offline beta 0.2",
+            "finetune_td3_bc_n, offline beta None",
+            "finetune_td3_bc_n, from scratch",
+        }
+
+
 @pytest.mark.parametrize("text", ["not json", "[]", '[{"script": "td3_bc_n"}]', '{"a": 1}'])
 def test_other_files_are_refused_in_one_line(tmp_path, text):
     (tmp_path / "speed.json").write_text(text)
@@ -659,6 +677,22 @@ def test_convergence_of_a_real_run(trained, tmp_path):
     measured = td3_bc_n.ensemble_statistics(agent, dataset, args.seed)["uncertainty/data_min"]
     assert row[4] == f"{measured:.3g}"
     assert imread(tmp_path / "convergence.png")[..., :3].std() > 0.02
+
+
+def test_convergence_of_both_algorithms(trained, tmp_path):
+    """SAC-BC-N updates its target networks at every step, so its T is half as long."""
+    arguments = ["--num-critics", 2, "--gradient-steps", 20, "--eval-frequency", 10]
+    arguments += ["--eval-episodes", 2, "--runs-dir", tmp_path, "--run-name", "sac"]
+    process = run_script("sac_bc_n", *arguments)
+    assert process.returncode == 0, process.stderr
+    runs = [str(trained / "2-0-1"), str(trained / "3-0-1"), str(tmp_path / "sac")]
+    convergence.main(convergence.Args(runs, str(tmp_path)))
+    rows = [row[:3] for row in tables(tmp_path / "convergence.md")["convergence"][1:]]
+    assert rows == [
+        ["td3_bc_n, tiny-maze2d-umaze-v0, num_critics 2, seed 1", "20", "40,000"],
+        ["td3_bc_n, tiny-maze2d-umaze-v0, num_critics 3, seed 1", "20", "40,000"],
+        ["sac_bc_n, tiny-maze2d-umaze-v0, seed 1", "20", "20,000"],
+    ]
 
 
 def test_convergence_fits_the_time_constant(runs_dir, tmp_path):

@@ -401,7 +401,6 @@ def load(name, path=None):
     if path is None:
         raise FileNotFoundError(f"{name}: no file {file_path(name)}")
     (obs, actions, rewards, terminals, timeouts), made_by = read_file(name, path)
-    task = TASKS[name]
     returns = episode_returns(name, obs, rewards, terminals, timeouts)
     next_obs, dones, keep = obs[1:], terminals[:-1], ~timeouts[:-1]
     obs, actions, rewards = obs[:-1], actions[:-1], rewards[:-1]
@@ -409,7 +408,7 @@ def load(name, path=None):
         # The timeouts of these files are not where the episodes end: an ant that jumps was reset.
         keep &= ~jumps(obs, next_obs)
     if "maze2d" in name:  # the controller had other goals, so the files have no terminals
-        maze = task.kwargs["maze"].split()
+        maze = TASKS[name].kwargs["maze"].split()
         goal = next((i, row.index("G")) for i, row in enumerate(maze) if "G" in row)
         at_goal, next_at_goal = (
             np.linalg.norm(x[:, :2] - np.array(goal), axis=1) <= 0.5 for x in (obs, next_obs)
@@ -428,13 +427,17 @@ def load(name, path=None):
         "transitions": int(keep.sum()),
         "episodes": len(returns),
         "mean_return": float(returns.mean()),
-        "ref_min_score": task.ref_min_score,
-        "ref_max_score": task.ref_max_score,
-        "environment": name,
     }
+    return data, metadata | env_metadata(name)
+
+
+def env_metadata(name):
+    """The metadata of a task that do not depend on its dataset."""
+    low, high = TASKS[name].ref_min_score, TASKS[name].ref_max_score
+    metadata = {"ref_min_score": low, "ref_max_score": high, "environment": name}
     if name.startswith("antmaze"):
         metadata["train_env_kwargs"] = {"fixed_goal": True}
-    return data, metadata
+    return metadata
 
 
 def jumps(obs, next_obs):
@@ -511,12 +514,13 @@ def adapt_minari(data, metadata, env_kwargs):
     ids, env_id = metadata["dataset"].split(","), metadata["environment"]
     same = [task for task in TASKS.values() if ids[0] in task.minari.split(",")]
     if ids[0].startswith("mujoco/"):
-        same = [task for task in TASKS.values() if task.minari.startswith(ids[0].rsplit("/", 1)[0])]
+        robot = "/".join(ids[0].split("/")[:2]) + "/"
+        same = [task for task in TASKS.values() if task.minari.startswith(robot)]
     if same:
         metadata["ref_min_score"] = same[0].ref_min_score
         metadata["ref_max_score"] = same[0].ref_max_score
         env_kwargs["max_episode_steps"] = same[0].max_episode_steps
-    if "Maze" not in env_id:
+    if not env_id.startswith(("PointMaze_", "AntMaze_")):
         return data
     # Minari's time limit of pointmaze is the length of the whole dataset.
     env_kwargs["max_episode_steps"] = min(env_kwargs["max_episode_steps"], 1000)

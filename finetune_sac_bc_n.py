@@ -345,7 +345,7 @@ def load_minari(ids):
     env_kwargs = {"eval_env": True, "max_episode_steps": int(env_spec.max_episode_steps or 1000)}
     if d4rl_tasks is not None:  # for the tasks of D4RL: its score references, the goals of mazes
         data = d4rl_tasks.adapt_minari(data, metadata, env_kwargs)
-    elif "Maze" in env_spec.id:
+    elif env_spec.id.startswith(("PointMaze_", "AntMaze_")):
         sys.exit(f"{ids}: Minari mazes need d4rl_tasks.py next to this script")
     return data, metadata, partial(dataset.recover_environment, **env_kwargs)
 
@@ -361,8 +361,7 @@ def load_env(env_id):
     metadata = {"dataset": None, "source": None, "transitions": 0, "environment": env.spec.id}
     metadata |= {"ref_min_score": 0.0, "ref_max_score": 100.0}
     if d4rl_tasks is not None and env.spec.id in d4rl_tasks.TASKS:
-        task = d4rl_tasks.TASKS[env.spec.id]
-        metadata |= {"ref_min_score": task.ref_min_score, "ref_max_score": task.ref_max_score}
+        metadata |= d4rl_tasks.env_metadata(env.spec.id)
     make_env = partial(gym.make, env_id, max_episode_steps=env.spec.max_episode_steps or 1000)
     return data, metadata, lambda **kwargs: wrap_env(make_env(**kwargs))
 
@@ -578,7 +577,7 @@ if __name__ == "__main__":
         done = terminated or (reward > 0 and metadata.get("goal_is_terminal", False))
         transition = Transitions(obs, action, reward, next_obs, done)
         buffer.add(agent.preprocess(Transitions(*(np.asarray(x)[None] for x in transition))))
-        episode_ended = terminated or truncated
+        episode_ended = bool(terminated or truncated)
         obs = env.reset(seed=env_seed + step)[0] if episode_ended else next_obs
 
         # --- Train ---

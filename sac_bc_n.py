@@ -308,7 +308,7 @@ def load_minari(ids):
     env_kwargs = {"eval_env": True, "max_episode_steps": int(env_spec.max_episode_steps or 1000)}
     if d4rl_tasks is not None:  # for the tasks of D4RL: its score references, the goals of mazes
         data = d4rl_tasks.adapt_minari(data, metadata, env_kwargs)
-    elif "Maze" in env_spec.id:
+    elif env_spec.id.startswith(("PointMaze_", "AntMaze_")):
         sys.exit(f"{ids}: Minari mazes need d4rl_tasks.py next to this script")
     return data, metadata, partial(dataset.recover_environment, **env_kwargs)
 

@@ -457,3 +457,19 @@ def test_every_d4rl_dataset_has_an_address_and_most_a_counterpart():
         locomotion = name.startswith(("hopper", "halfcheetah", "walker2d"))
         has_none = locomotion and ("random" in name or "replay" in name)
         assert bool(d4rl_tasks.TASKS[name].minari) != has_none
+
+
+@pytest.mark.parametrize(
+    ("dataset", "environment", "maximum"),
+    [
+        ("mujoco/hopper/expert-v0", "Hopper-v5", 3234.3),
+        ("mujoco/ant-v0", "Ant-v5", None),
+        ("my/carmaze-v0", "CarMaze-v0", None),
+    ],
+)
+def test_only_d4rl_tasks_and_their_mazes_are_adapted(dataset, environment, maximum):
+    metadata = {"dataset": dataset, "environment": environment}
+    env_kwargs, data = {"max_episode_steps": 1000}, object()
+    assert d4rl_tasks.adapt_minari(data, metadata, env_kwargs) is data
+    assert metadata.get("ref_max_score") == maximum
+    assert env_kwargs == {"max_episode_steps": 1000}

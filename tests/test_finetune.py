@@ -248,6 +248,25 @@ def test_the_training_environment_of_antmaze_has_a_fixed_goal(run, tmp_path, mon
     made.clear()
     run("finetune_td3_bc_n", "--checkpoint", offline, *SHORT)
     assert made.count(True) == 1 and made.count(False) >= 10
+    made.clear()
+    run("finetune_td3_bc_n", "--env-id", "antmaze-umaze-v0", "--num-critics", 2, *SHORT)
+    assert made.count(True) == 1 and made.count(False) >= 10, "from scratch, too"
+
+
+class NumpyBools(gym.Wrapper):
+    """Gymnasium allows NumPy's bools; the expression obs[0] > 1 of an environment is one."""
+
+    def step(self, action):
+        obs, reward, _, _, info = self.env.step(action)
+        return obs, reward, np.bool_(True), np.bool_(False), info
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_checkpoints_of_environments_with_numpy_bools_can_be_loaded(algorithm, run):
+    gym.register("NumpyBools-v0", lambda: NumpyBools(gym.make("Pendulum-v1")), max_episode_steps=9)
+    arguments = ["--env-id", "NumpyBools-v0", "--num-critics", 2, *SHORT]
+    run_dir = run(f"finetune_{algorithm}", *arguments)[1]
+    assert load(run_dir)["episode_ended"] is True  # weights_only: no NumPy scalars in the file
 
 
 @pytest.mark.parametrize("script", ["finetune_td3_bc_n", "finetune_sac_bc_n"])

@@ -112,7 +112,8 @@ def draw(compared):
                 ax.plot([low, high], [y, y], "k-", linewidth=1.5)
             text = f"{value:+.0f} {unit}"
             if np.isnan(value):
-                text = common.format_scores(scores) if np.isnan(scores).any() else "no full method"
+                text = "full method diverged" if FULL in rows else "no full method"
+                text = common.format_scores(scores) if np.isnan(scores).any() else text
             place = {"transform": ax.get_yaxis_transform(), "ha": "right", "va": "center"}
             ax.text(0.98, y, text, fontsize="x-small", **place)
         ax.axvline(0, color="black", linewidth=0.8)

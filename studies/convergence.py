@@ -29,9 +29,8 @@ class Args:
 def read_values(run):
     """Steps and values of uncertainty/data_min. A resumed run has several files."""
     events = EventAccumulator(str(run.path)).Reload()
-    if "uncertainty/data_min" not in events.Tags()["scalars"]:
-        sys.exit(f"{run.path}: no uncertainty/data_min in its TensorBoard logs")
-    scalars = events.Scalars("uncertainty/data_min")
+    logged = "uncertainty/data_min" in events.Tags()["scalars"]
+    scalars = events.Scalars("uncertainty/data_min") if logged else []
     return np.array([s.step for s in scalars]), np.array([s.value for s in scalars])
 
 
@@ -45,19 +44,23 @@ def fit(steps, values, time_constant):
 
 def main(args):
     runs = [run for run in read_runs(args.runs) if not run.script.startswith("finetune")]
+    measured = {run.path: read_values(run) for run in runs}
+    for path in [path for path, (steps, _) in measured.items() if not len(steps)]:
+        print(f"left out: {path} (no uncertainty/data_min in its logs)", file=sys.stderr)
+    runs = [run for run in runs if len(measured[run.path][0])]
     if not runs:
-        sys.exit(f"{', '.join(args.runs)}: no offline runs")
+        sys.exit(f"{', '.join(args.runs)}: no offline runs with TensorBoard logs")
     title = "Minimum over the critics on dataset actions: measured (dots), expected (lines)"
     figure, axes = common.subplots(1, 1, title, width=6, height=3.2)
     ax, lines = axes[0, 0], []
     for i, run in enumerate(runs):
         policy_frequency = run.args.get("policy_frequency", 1)  # SAC-BC-N has no such argument
         expected = policy_frequency / (run.args["tau"] * (1 - run.args["gamma"]))
-        steps, values = read_values(run)
+        steps, values = measured[run.path]
         (q_0, q), error = fit(steps, values, expected)
         candidates = np.geomspace(expected / 20, expected * 20, 1_000)
         best = np.argmin([fit(steps, values, t)[1] for t in candidates])
-        best = f"{candidates[best]:,.0f}" if 0 < best < 999 else "-"
+        best = f"{candidates[best]:,.0f}" if 0 < best < 999 and len(steps) > 2 else "-"
         differing = common.differing([other for other in runs if other.script == run.script])
         changes = [f"{name} {settings(run)[name]}" for name in differing]
         name = ", ".join(

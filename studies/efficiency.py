@@ -130,7 +130,8 @@ def mean_curve(runs):
     """Mean over seeds at the steps that all runs have evaluated."""
     steps = sorted(set.intersection(*({entry["step"] for entry in r.history} for r in runs)))
     scores = [[e["score"] for e in run.history if e["step"] in steps] for run in runs]
-    minutes = np.array(steps) * np.mean([1 / run.steps_per_second for run in runs]) / 60
+    played = np.array(steps) + runs[0].args.get("learning_starts", 0)  # online: also before step 0
+    minutes = played * np.mean([1 / run.steps_per_second for run in runs]) / 60
     stats = [common.mean_and_stderr(column) for column in zip(*scores, strict=True)]
     return minutes, *np.transpose(stats), len(runs)
 

@@ -9,6 +9,7 @@ environment. Writes first-hour.png and first-hour.md. Unfinished runs are left o
 
 import sys
 from dataclasses import dataclass
+from itertools import chain
 
 import matplotlib.pyplot as plt
 import tyro
@@ -42,6 +43,10 @@ def phases(runs):
     for (algorithm, phase), of_phase in found.items():
         if differing := common.differing(of_phase):
             sys.exit(f"{algorithm}, {phase}: the runs differ in {', '.join(differing)}")
+    keys = ("environment", "ref_min_score", "ref_max_score")
+    scales = {tuple(run.metadata.get(key) for key in keys) for run in chain(*found.values())}
+    if len(scales) > 1:
+        sys.exit(f"the runs differ in environment or score references: {sorted(scales)}")
     if all(phase == "from scratch" for _, phase in found):
         sys.exit("no finished run on a dataset")
     by_seed = {key: {run.args["seed"]: run for run in runs} for key, runs in found.items()}
@@ -61,7 +66,8 @@ def draw(found):
         axes = panels[0] if phase == "offline" else panels[1]
         steps, mean, stderr = curve(runs)
         color, scratch = COLORS[algorithm], phase == "from scratch"
-        name = f"{label(algorithm, phase)}{' from scratch' if scratch else ''} ({len(runs)} seeds)"
+        name = label(algorithm, phase) + (" from scratch" if scratch else "")
+        name += f" ({len(runs)} seed{'s' if len(runs) > 1 else ''})"
         marker = "s" if algorithm == "sac_bc_n" else "o"
         style = {"linestyle": ":" if scratch else "-", "marker": marker}
         style["markerfacecolor"] = "white" if scratch else color

@@ -1,6 +1,7 @@
 """tools.make_maze2d: the bundled dataset, and files and Minari datasets by D4RL's recipe."""
 
 import math
+import subprocess
 
 import h5py
 import minari
@@ -104,7 +105,17 @@ def test_a_file_elsewhere_is_to_be_copied_to_the_directory_of_d4rl(tmp_path, cap
     path = tmp_path / "my data.hdf5"
     make(maze="large", steps=10, out=str(path))
     out = capsys.readouterr().out
-    assert f'cp "{path}" "$D4RL_DATASET_DIR/maze2d-large-sparse-v1.hdf5"' in out
+    (command,) = [line for line in out.splitlines() if "cp" in line]
+    subprocess.run(command, shell=True, check=True)
+    _, metadata = d4rl_tasks.load("maze2d-large-v1")
+    assert metadata["source"] == "tools.make_maze2d"
+
+
+def test_a_file_that_cannot_be_written_is_reported_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(make_maze2d, "collect", lambda *args: pytest.fail("collected"))
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="cannot be written"):
+        make(out=str(tmp_path / "file" / "maze.hdf5"))
 
 
 def test_the_minari_dataset_has_the_same_transitions(capsys):

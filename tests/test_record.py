@@ -188,6 +188,21 @@ def test_the_dataset_has_its_score_references(recorded):
     assert (stored["ref_min_score"], stored["ref_max_score"]) == (-400.0, 0.0)
 
 
+@pytest.mark.parametrize("names", [("swing", "scratch"), ("scratch", "swing")])
+def test_score_references_do_not_depend_on_the_order_of_the_runs(names, recorded, monkeypatch):
+    """From scratch, a run has no references."""
+    load_run = record.load_run
+
+    def load(path):
+        *loaded, metadata, make_env = load_run(path.replace("scratch", "swing"))
+        references = {"ref_min_score": 0.0, "ref_max_score": 100.0} if "scratch" in path else {}
+        return *loaded, metadata | references, make_env
+
+    monkeypatch.setattr(record, "load_run", load)
+    stored = recorded(*names, steps=10).storage.metadata
+    assert (stored["ref_min_score"], stored["ref_max_score"]) == (-400.0, 0.0)
+
+
 def test_one_environment_under_two_names_is_the_same_and_other_settings_are_another():
     def make(env_id, **kwargs):
         return td3_bc_n.wrap_env(gym.make(gym.spec(env_id), **kwargs))

@@ -112,7 +112,8 @@ def test_functions_are_timed_alternately():
         ({"device": "cuda"}, "--device cuda: no GPU found"),
         ({"task": "ant"}, "--task ant: expected one of hopper-medium-v2"),
         ({"num_critics": (0,)}, "--num-critics must be at least 1"),
-        ({"json": "nowhere/speed.json"}, "the directory does not exist"),
+        ({"json": "nowhere/speed.json"}, "not a file in an existing directory"),
+        ({"json": "tests"}, "not a file in an existing directory"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message):

@@ -495,7 +495,9 @@ def test_bars_of_the_ablations_are_their_differences():
     assert no_bc.get_title() == "no BC" and no_bc.patches[0].get_width() == -60
     assert list(no_bc.lines[0].get_xdata()) == [-70, -50]
     texts = [[text.get_text() for text in axes.texts] for axes in figure.axes]
-    assert texts == [["-60 %"], ["1 of 2 diverged"], ["no full method"]]
+    assert texts == [["-60 %"], ["1 of 2 diverged"], ["full method diverged"]]
+    del rows["full method"]
+    assert ablations.draw({"dataset": rows}).axes[2].texts[0].get_text() == "no full method"
 
 
 def test_datasets_without_ablations_have_no_row(runs_dir, tmp_path):
@@ -574,6 +576,8 @@ def test_curve_is_the_mean_over_seeds_at_common_steps():
     assert mean == pytest.approx([15, 20])
     assert stderr == pytest.approx([5, 10])
     assert seeds == 2
+    online = [run._replace(args=run.args | {"learning_starts": 50}) for run in runs]
+    assert efficiency.mean_curve(online)[0] == pytest.approx([250 * 0.375 / 60, 350 * 0.375 / 60])
     (axes,) = efficiency.draw_curves({"dataset": {"runs": (minutes, mean, stderr, seeds)}}).axes
     np.testing.assert_array_equal(axes.lines[0].get_data(), (minutes, mean))
 
@@ -654,6 +658,9 @@ def test_the_first_hour_has_a_row_and_a_curve_per_phase(capsys):
     offline, online = ([line.get_ydata() for line in axes.lines] for axes in figure.axes)
     assert [list(y) for y in offline] == [[1.0, 3.5], [30, 30]]  # the dataset's mean return
     assert [list(y) for y in online] == [[5, 50], [5, 5], [6, 7], [30, 30]]  # dashed: before
+    other = runs[3]._replace(metadata=runs[3].metadata | {"ref_max_score": 50.0})
+    with pytest.raises(SystemExit, match="the runs differ in environment or score references"):
+        first_hour.phases([*runs[:3], other])
     diverged = runs[2]._replace(diverged=True)
     assert ("td3_bc_n", "fine-tuning") not in first_hour.phases([*runs[:2], diverged])
     assert "left out: x diverged" in capsys.readouterr().err
@@ -719,8 +726,13 @@ def test_convergence_fits_the_time_constant(runs_dir, tmp_path):
     assert error == pytest.approx(rms, rel=0.005)
 
 
-def test_convergence_needs_offline_runs_with_logs(runs_dir, tmp_path):
+def test_convergence_needs_offline_runs_with_logs(runs_dir, tmp_path, capsys):
     for file in (runs_dir / "2-0-1").glob("events*"):
         file.unlink()
-    with pytest.raises(SystemExit, match="no uncertainty/data_min in its TensorBoard logs"):
+    with pytest.raises(SystemExit, match="no offline runs with TensorBoard logs"):
         convergence.main(convergence.Args([str(runs_dir / "2-0-1")], str(tmp_path)))
+    convergence.main(convergence.Args([str(runs_dir)], str(tmp_path)))  # the others are drawn
+    assert "2-0-1 (no uncertainty/data_min in its logs)" in capsys.readouterr().err
+    rows = tables(tmp_path / "convergence.md")["convergence"][1:]
+    assert len(rows) == 5
+    assert {row[3] for row in rows} == {"-"}, "any curve fits two evaluations"

@@ -319,6 +319,13 @@ def test_a_run_that_fits_on_no_machine_is_refused(tmp_path):
         ray.shutdown()
 
 
+def test_a_diverged_run_that_was_resumed_and_finished_is_finished(tmp_path):
+    (tmp_path / "diverged").touch()
+    assert sweep.state(tmp_path) == "diverged"
+    (tmp_path / "result.json").touch()
+    assert sweep.state(tmp_path) == "finished"
+
+
 def test_fine_tuning_of_diverged_and_missing_runs_in_a_dry_run(tmp_path, capsys):
     arguments = ["td3_bc_n", "finetune_td3_bc_n", "--seed", "1", "2"]
     first, second, *_ = jobs_of(*arguments)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import imageio.v3 as imageio
@@ -92,6 +93,31 @@ def test_the_curve_of_finished_seeds_is_not_shortened_by_an_unfinished_one(monke
     broken = young._replace(diverged=True)
     plot.draw({"a": [done, young, broken], "b": [young, broken], "c": [broken]}, tmp_path / "a.png")
     assert drawn == [[done], [young], [broken]]
+
+
+def test_the_picture_says_which_runs_are_not_finished_and_what_the_score_is(monkeypatch, tmp_path):
+    pictures = []
+    monkeypatch.setattr(plot.plt, "close", pictures.append)
+    young = make_run(None, history=[{"step": 1, "score": 0.0}])
+    runs = {"a": [make_run([1.0])], "b": [young], "c": [young._replace(diverged=True)]}
+    plot.draw(runs, tmp_path / "a.png")
+    (axes,) = pictures[0].axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["a (1 seed)", "b, not finished (1 seed)", "c, diverged (1 seed)"]
+    assert axes.get_ylabel() == "return", "references 0 and 100: there are none"
+    plot.draw({"a": [make_run([1.0], ref_max_score=200.0)]}, tmp_path / "a.png")
+    assert pictures[1].axes[0].get_ylabel() == "normalized score"
+
+
+def test_a_run_is_finished_if_its_result_is_that_of_its_checkpoint(trained, tmp_path):
+    path = Path(shutil.copytree(trained / "offline1", tmp_path / "run"))
+    (path / "diverged").touch()
+    assert runs.read_run(path).returns and not runs.read_run(path).diverged, "resumed and finished"
+    # Resumed with more steps and stopped before the next evaluation
+    checkpoint = torch.load(path / "checkpoint.pt", weights_only=True)
+    checkpoint["step"] += 1
+    torch.save(checkpoint, path / "checkpoint.pt")
+    assert runs.read_run(path).returns is None and runs.read_run(path).diverged
 
 
 def test_the_dotted_line_is_the_normalized_mean_return_of_the_dataset(monkeypatch, tmp_path):

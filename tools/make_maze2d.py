@@ -14,6 +14,7 @@ are no terminals. The same seed makes the same dataset.
 import math
 import os
 import sys
+import tempfile
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +104,6 @@ def collect(name, steps, seed):
 
 def write_file(path, states, actions, rewards, reached):
     """An HDF5 file as D4RL's. A temporary file is renamed when it is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     columns = {"observations": states[:-1], "actions": actions, "rewards": rewards}
     columns |= {"terminals": np.zeros(len(actions), dtype=bool), "timeouts": reached}
@@ -162,6 +162,12 @@ def main(args):
         check_dataset_id(args.minari)
     elif path.exists() and (args.out or not args.tiny):
         sys.exit(f"{path} exists and is not overwritten; --out FILE writes another file")
+    else:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=path.parent).close()
+        except OSError as error:
+            sys.exit(f"{path}: cannot be written ({error})")
 
     states, actions, reached, goal = collect(name, args.steps, args.seed)
     rewards = (np.linalg.norm(states[:-1, :2] - goal, axis=1) <= 0.5).astype(np.float32)
@@ -173,8 +179,8 @@ def main(args):
     print(f"{args.minari or path}: {args.steps:,} steps, {reached.sum():,} targets, ", end="")
     print(f"return {max_steps * rewards.mean():.1f} in {max_steps} steps. Train on it:")
     if args.out and not args.tiny:
-        place = f"$D4RL_DATASET_DIR/{d4rl_tasks.file_path(name).name}"
-        print(f'  cp "{path}" "{place}"')
+        place = d4rl_tasks.file_path(name)
+        print(f'  mkdir -p "{place.parent}" && cp "{path}" "{place}"')
     print(f"  python td3_bc_n.py --env-id {args.minari or name}")
 
 

@@ -171,6 +171,7 @@ def draw(experiments, path):
         runs = finished(runs) or [run for run in runs if not run.diverged] or runs
         steps, mean, stderr = curve(runs)
         label = name.replace(f", {first.args['env_id']}", "", 1)
+        label += "" if finished(runs) else ", diverged" if runs[0].diverged else ", not finished"
         label += f" ({len(runs)} seed{'s' if len(runs) > 1 else ''})"
         (line,) = axes.plot(steps, mean, marker=".", label=label)
         axes.fill_between(steps, mean - stderr, mean + stderr, alpha=0.2, color=line.get_color())
@@ -183,7 +184,9 @@ def draw(experiments, path):
     for (source, _), score in behaviours.items():
         label = "mean of the dataset" + (f" ({source})" if len(behaviours) > 1 else "")
         axes.axhline(score, linestyle=":", color="gray", label=label)
-    axes.set(title=first.args["env_id"], ylabel="normalized score")
+    references = first.metadata["ref_min_score"], first.metadata["ref_max_score"]
+    axes.set(title=first.args["env_id"])
+    axes.set_ylabel("return" if references == (0, 100) else "normalized score")
     axes.set_xlabel("environment steps" if is_online(first) else "gradient steps")
     axes.legend(fontsize="small")
     axes.grid(alpha=0.3)

@@ -140,13 +140,14 @@ def main(args):
         sys.exit("expected at least one run directory")
     if args.steps < 1 or args.seed < 0:
         sys.exit("--steps must be at least 1, --seed at least 0")
-    agents, envs, noises, scripts = [], [], [], []
+    agents, envs, noises, scripts, references = [], [], [], [], {}
     for path in args.runs:
         script, settings, agent, _, metadata, make_env = load_run(path)
         agents.append(agent)
         envs.append(make_env())
         noises.append(getattr(settings, "exploration_noise", 0.1) if args.explore else None)
         scripts.append(script.__name__)
+        references = references or score_references(metadata)
         if not same_environment(envs[0], envs[-1]):
             sys.exit(f"{path}: not the same environment as {args.runs[0]}")
 
@@ -170,7 +171,7 @@ def main(args):
         unwrap(envs[0]),
         algorithm_name=", ".join(dict.fromkeys(scripts)) + exploration,
         description=f"made by tools.record: {args.steps} steps of each of {len(agents)} policies",
-        **score_references(metadata),
+        **references,
     )
     steps, mean_return = sum(map(len, episodes)), np.mean([e.rewards.sum() for e in episodes])
     summary = f"{steps:,} steps, {len(episodes)} episodes, mean return {mean_return:.1f}"

@@ -48,8 +48,9 @@ def read_run(path):
     result = {}
     if (path / "result.json").exists():
         result = json.loads((path / "result.json").read_text())
-        if result["history"] != checkpoint["history"]:  # the run was resumed with more steps
-            result = {}
+        steps = checkpoint["step"], checkpoint["history"][-1]["step"]
+        if result["history"] != checkpoint["history"] or steps[0] != steps[1]:
+            result = {}  # the run was resumed with more steps
     return Run(
         path,
         checkpoint["script"],
@@ -58,7 +59,7 @@ def read_run(path):
         checkpoint["history"],
         result.get("returns"),
         result.get("steps_per_second"),
-        (path / "diverged").exists(),
+        not result and (path / "diverged").exists(),  # a diverged run may be resumed and finish
     )
 
 

@@ -289,8 +289,8 @@ def main(args):
         sys.exit(f"--task {args.task}: expected one of {', '.join(TASKS)}")
     if min(args.num_critics, default=0) < 1:
         sys.exit("--num-critics must be at least 1")
-    if args.json and not Path(args.json).parent.is_dir():
-        sys.exit(f"--json {args.json}: the directory does not exist")
+    if args.json and (Path(args.json).is_dir() or not Path(args.json).parent.is_dir()):
+        sys.exit(f"--json {args.json}: not a file in an existing directory")
     if args.loops:
         return measure_loops(args)
     header = "script", "N", "task", "steps/s", "s / 10,000 steps", "paper", "GFLOP", "matmuls", "MB"
@@ -310,8 +310,8 @@ def main(args):
                 cells += [f"{row['gflop_per_step']:.2f}", f"{row['matmul_ratio']:.2f}"]
                 cells += [f"{row['peak_memory_mb']:.0f}"]
                 print(f"| {' | '.join(map(str, cells))} |", flush=True)
-    if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=2))
+                if args.json:
+                    Path(args.json).write_text(json.dumps(rows, indent=2))
 
 
 if __name__ == "__main__":

@@ -250,7 +250,7 @@ def run_name(script, parent, arguments, passed_on):
 
 
 def state(directory):
-    files = {"diverged": "diverged", "result.json": "finished", "checkpoint.pt": "interrupted"}
+    files = {"result.json": "finished", "diverged": "diverged", "checkpoint.pt": "interrupted"}
     found = [name for file, name in files.items() if Path(directory, file).exists()]
     return found[0] if found else "without checkpoint" if Path(directory).exists() else "missing"
 

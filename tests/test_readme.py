@@ -58,7 +58,10 @@ def test_every_command_is_understood(command, monkeypatch, offline_runs, capsys)
     module = words[1] if words[0] == "-m" else words[0].removesuffix(".py")
     words = words[2:] if words[0] == "-m" else words[1:]
     algorithm = "sac_bc_n" if "sac" in module else "td3_bc_n"
-    words = [re.sub(r"^runs/RUN\w*", str(offline_runs[algorithm]), word) for word in words]
+    words = [
+        re.sub(r"^runs/(RUN\w*|hopper-\w+-bc-n)$", str(offline_runs[algorithm]), word)
+        for word in words
+    ]
     if "--resume" in words and "--gradient-steps" not in words:
         words += ["--gradient-steps", "3"]  # the run of this test is finished
     args = parse(module, words, monkeypatch)

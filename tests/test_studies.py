@@ -307,7 +307,7 @@ def test_diverged_and_missing_runs_are_white(runs_dir, tmp_path, capsys):
 
 
 def test_a_diverged_seed_makes_its_cell_white(runs_dir):
-    (runs_dir / "3-0.2-2" / "diverged").touch()
+    (runs_dir / "3-0.2-2" / "result.json").rename(runs_dir / "3-0.2-2" / "diverged")
     args = uncertainty.Args(str(runs_dir), states=STATES, bins=BINS)
     grid = uncertainty.read_grid(args)
     assert grid.cells[False, 3, 2.0] is None
@@ -329,7 +329,7 @@ def test_values_above_any_return_count_as_diverged(runs_dir, capsys):
 
 def test_all_runs_diverged_is_no_error(runs_dir, tmp_path):
     for path in runs_dir.iterdir():
-        (path / "diverged").touch()
+        (path / "result.json").rename(path / "diverged")
     out = tmp_path / "out"
     uncertainty.main(uncertainty.Args(str(runs_dir), str(out), states=STATES, bins=BINS))
     assert len(list(out.glob("*.png"))) == 10
@@ -471,7 +471,7 @@ def test_ablation_table_and_picture_of_run_directories(runs_dir, tmp_path, capsy
     change_run(runs_dir / "3-0.2-1", **full | {"num_critics": 2}, score=66.0)
     change_run(runs_dir / "3-0.2-2", **full | {"beta": 0.5})
     change_run(runs_dir / "3-0.2-1-ind", **full | {"num_critics": 2}, seed=2)
-    (runs_dir / "3-0.2-1-ind" / "diverged").touch()
+    (runs_dir / "3-0.2-1-ind" / "result.json").rename(runs_dir / "3-0.2-1-ind" / "diverged")
     ablations.main(ablations.Args(str(runs_dir), str(tmp_path / "out")))
     assert "left out: 3-0.2-2" in capsys.readouterr().err
     table = tables(tmp_path / "out" / "ablations.md")["ablations"]

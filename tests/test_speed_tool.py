@@ -113,11 +113,12 @@ def test_functions_are_timed_alternately():
         ({"task": "ant"}, "--task ant: expected one of hopper-medium-v2"),
         ({"num_critics": (0,)}, "--num-critics must be at least 1"),
         ({"json": "nowhere/speed.json"}, "not a file in an existing directory"),
-        ({"json": "tests"}, "not a file in an existing directory"),
+        ({"json": str(ROOT)}, "not a file in an existing directory"),
     ],
 )
-def test_mistakes_are_one_line(arguments, message):
+def test_mistakes_are_one_line_before_the_work(arguments, message, monkeypatch):
     if "device" in arguments and torch.cuda.is_available():
         pytest.skip("there is a GPU")
+    monkeypatch.setattr(speed.multiprocessing, "get_context", lambda _: pytest.fail("measured"))
     with pytest.raises(SystemExit, match=message):
         speed.main(speed.Args(**arguments))

@@ -4,7 +4,7 @@ Beeson & Montana, "Balancing policy constraint and ensemble size in uncertainty-
 reinforcement learning". All networks and target networks come from the offline checkpoint, and the
 replay buffer starts with the last transitions of the dataset. After learning_starts steps without
 updates, each environment step is followed by one update. The weight of behavioural cloning (BC)
-decays exponentially, which keeps the policy from collapsing.
+decays exponentially, so that the policy leaves the data gradually.
 
     action        a ~ pi(s)
     BC weight     beta <- max(beta_end, kappa beta) after each update,
@@ -92,7 +92,7 @@ class Args:
     log_frequency: int = 1_000  # steps between log entries
 
 
-# The paper's hyperparameters by task. The others are inherited from the offline run.
+# The paper's hyperparameters by task. beta_start and INHERITED come from the offline run.
 TINY = dict(env_steps=20_000, eval_frequency=2_500, eval_episodes=20)
 TASK_DEFAULTS = {
     "halfcheetah": dict(beta_end=0.0),

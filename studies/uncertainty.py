@@ -41,7 +41,7 @@ ACTIONS = ("data", "policy", "random")
 CENTER = {"ha": "center", "va": "center"}
 RATIO_TEXT = """\
 Clip penalty over std: std and clip penalty of random actions, and the ratio for data, policy and
-random actions. Equation 4 is the paper's ratio for Gaussian values. "Gaussian samples" is measured
+random actions. Equation 5 is the paper's ratio for Gaussian values. "Gaussian samples" is measured
 on Gaussian samples of size N as on the critics, with the bias of the sample std. The values of one
 ensemble are correlated over states: a ratio between 5 % and 95 % of single samples can be chance.
 For N = 2 the ratio is always 0.707."""
@@ -139,7 +139,7 @@ def over_seeds(seeds):
 
 
 def gaussian_ratio(n):
-    """Clip penalty over std of n Gaussian values by the paper's equation 4."""
+    """Clip penalty over std of n Gaussian values by the paper's equation 5."""
     return NormalDist().inv_cdf((n - math.pi / 8) / (n - math.pi / 4 + 1))
 
 
@@ -298,7 +298,7 @@ def draw_ratios(grid):
     x, sampled = np.arange(len(grid.ns)), np.transpose([sampled_ratio(n) for n in grid.ns])
     for ax, t in zip(axes[0], grid.targets, strict=True):
         ax.fill_between(x, *sampled[1:], color="0.9", label="90 % of single Gaussian ensembles")
-        ax.plot(x, [gaussian_ratio(n) for n in grid.ns], "k-", label="Gaussian, equation 4")
+        ax.plot(x, [gaussian_ratio(n) for n in grid.ns], "k-", label="Gaussian, equation 5")
         ax.plot(x, sampled[0], "k:", label="Gaussian, sampled")
         for i, b in enumerate(grid.betas):
             cells = [grid.cells.get((t, n, b)) for n in grid.ns]
@@ -376,7 +376,7 @@ def main(args):
         numbers = cell_table(density_cells(grid, t), header, example_stds)
         add(f"density_{TARGETS[t].split()[0]}", draw_densities(grid, t), text, numbers)
     header = ["std", "clip penalty", *(f"ratio, {action}" for action in ACTIONS)]
-    header += ["equation 4", "Gaussian samples", "5 %", "95 %"]
+    header += ["equation 5", "Gaussian samples", "5 %", "95 %"]
     add("gaussian", draw_ratios(grid), RATIO_TEXT, cell_table(grid.cells, header, ratios))
     common.save(args.out, "uncertainty", sections, figures)
 

@@ -240,8 +240,8 @@ def test_densities_and_ratios_show_the_values_of_the_cells(grid):
             x, y = figure.axes[panel].lines[k].get_data()
             np.testing.assert_allclose(y, uncertainty.density(values, x), rtol=1e-6)
     axes = uncertainty.draw_ratios(grid).axes[0]
-    equation_4, sampled, *measured = [line.get_ydata() for line in axes.lines]
-    assert list(equation_4) == [uncertainty.gaussian_ratio(n) for n in grid.ns]
+    equation_5, sampled, *measured = [line.get_ydata() for line in axes.lines]
+    assert list(equation_5) == [uncertainty.gaussian_ratio(n) for n in grid.ns]
     assert list(sampled) == [uncertainty.sampled_ratio(n)[0] for n in grid.ns]
     for values, b in zip(measured, grid.betas, strict=True):
         means = [grid.cells[False, n, b]["means"][2] for n in grid.ns]
@@ -368,7 +368,7 @@ def test_density_is_a_sum_of_gaussians_and_integrates_to_one():
     assert np.interp(2, x, density) == pytest.approx(at_two)
 
 
-def test_gaussian_ratio_is_equation_4():
+def test_gaussian_ratio_is_equation_5():
     # Phi(1.5595) = 0.94056 = (10 - pi / 8) / (10 - pi / 4 + 1)
     ratio = uncertainty.gaussian_ratio(10)
     phi = 0.5 * (1 + math.erf(ratio / math.sqrt(2)))

@@ -300,7 +300,7 @@ def load_minari(ids):
         for episode in tqdm(chain(*datasets), "Loading", sum(map(len, datasets)), disable=None):
             obs = episode.observations
             if isinstance(obs, dict):  # concatenated in the order of FlattenObservation
-                obs = np.hstack([obs[key] for key in space])
+                obs = np.hstack([obs[key].reshape(len(obs[key]), -1) for key in space])
             obs = obs.reshape(len(obs), -1)
             dones = episode.terminations  # not truncations: a time limit is not a done
             columns = obs[:-1], episode.actions, episode.rewards, obs[1:], dones
@@ -562,7 +562,7 @@ if __name__ == "__main__":
             beta.fill_(beta_schedule(step, args))
             losses = train_steps[step % args.policy_frequency == 0]()  # True: with the actor
 
-        # --- Log, evaluate, save ---
+        # --- Log, evaluate, save (at the end of an episode, for an exact resume) ---
         evaluation_due = step >= 0 and (step % args.eval_frequency == 0 or step == args.env_steps)
         if (step > 0 and step % args.log_frequency == 0) or evaluation_due or signals:
             scalars = {f"losses/{name}": loss.item() for name, loss in losses.items()}
@@ -583,7 +583,7 @@ if __name__ == "__main__":
             for name, value in scalars.items():
                 writer.add_scalar(name, value, step)
 
-        save_due = save_due or evaluation_due  # wait for the end of the episode
+        save_due = (save_due or evaluation_due) and all(map(torch.isfinite, losses.values()))
         if signals or step == args.env_steps or (save_due and episode_ended):
             state = {"step": step, "history": history, "args": vars(args), "metadata": metadata}
             state["buffer"] = [column[: buffer.added].clone() for column in buffer.data]

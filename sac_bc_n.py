@@ -287,7 +287,7 @@ def load_minari(ids):
         for episode in tqdm(chain(*datasets), "Loading", sum(map(len, datasets)), disable=None):
             obs = episode.observations
             if isinstance(obs, dict):  # concatenated in the order of FlattenObservation
-                obs = np.hstack([obs[key] for key in space])
+                obs = np.hstack([obs[key].reshape(len(obs[key]), -1) for key in space])
             obs = obs.reshape(len(obs), -1)
             dones = episode.terminations  # not truncations: a time limit is not a done
             columns = obs[:-1], episode.actions, episode.rewards, obs[1:], dones

@@ -123,15 +123,15 @@ def test_dict_observations_recorded_flat_are_loaded():
 
 
 class UnsortedDictEnv(gym.Env):
-    """A dict observation whose keys are not in alphabetical order."""
+    """A dict observation with a scalar, whose keys are not in alphabetical order."""
 
     observation_space = gym.spaces.Dict(
-        [("z", gym.spaces.Box(-9, 9, (2,))), ("a", gym.spaces.Box(-9, 9, (1,)))]
+        [("z", gym.spaces.Box(-9, 9, (2,))), ("a", gym.spaces.Box(-9, 9, ()))]
     )
     action_space = gym.spaces.Box(-1, 1, (1,))
 
     def observation(self):
-        return {"z": np.array([1, 1], dtype="f4"), "a": np.array([5], dtype="f4")}
+        return {"z": np.array([1, 1], dtype="f4"), "a": np.array(5, dtype="f4")}
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)

@@ -313,3 +313,14 @@ def test_mistakes_are_one_clear_line(arguments, message, run, tmp_path):
     process, run_dir = run("finetune_td3_bc_n", *arguments, *SHORT, check=False)
     assert process.returncode == 1 and run_dir is None
     assert message in process.stderr and "\n" not in process.stderr.strip()
+
+
+@pytest.mark.parametrize("script", ["finetune_td3_bc_n", "finetune_sac_bc_n"])
+def test_a_run_that_diverges_leaves_no_checkpoint_with_nan(script, run):
+    """The checkpoint of step 0 is due at step 100, the end of its episode."""
+    arguments = ["--env-id", "Pendulum-v1", "--num-critics", 2, "--batch-size", 16]
+    arguments += ["--env-steps", 400, "--learning-starts", 100, "--log-frequency", 300]
+    arguments += ["--eval-episodes", 1, "--learning-rate", 1e20]
+    process, run_dir = run(script, *arguments, check=False)
+    assert process.returncode == 3 and "step 300: losses are not finite" in process.stderr
+    assert not (run_dir / "checkpoint.pt").exists()

@@ -82,7 +82,8 @@ def draw(found):
         axes.set(title=title, xlabel="gradient steps" if "Off" in title else "environment steps")
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small")
-    panels[0].set_ylabel("normalized score")
+    raw = (with_data[0]["ref_min_score"], with_data[0]["ref_max_score"]) == (0, 100)
+    panels[0].set_ylabel("return" if raw else "normalized score")
     return figure
 
 

@@ -658,6 +658,9 @@ def test_the_first_hour_has_a_row_and_a_curve_per_phase(capsys):
     offline, online = ([line.get_ydata() for line in axes.lines] for axes in figure.axes)
     assert [list(y) for y in offline] == [[1.0, 3.5], [30, 30]]  # the dataset's mean return
     assert [list(y) for y in online] == [[5, 50], [5, 5], [6, 7], [30, 30]]  # dashed: before
+    assert figure.axes[0].get_ylabel() == "return", "references 0 and 100: there are none"
+    scores = [run._replace(metadata=run.metadata | {"ref_max_score": 50.0}) for run in runs]
+    assert first_hour.draw(first_hour.phases(scores)).axes[0].get_ylabel() == "normalized score"
     other = runs[3]._replace(metadata=runs[3].metadata | {"ref_max_score": 50.0})
     with pytest.raises(SystemExit, match="the runs differ in environment or score references"):
         first_hour.phases([*runs[:3], other])
@@ -686,14 +689,16 @@ def test_convergence_of_a_real_run(trained, tmp_path):
     assert imread(tmp_path / "convergence.png")[..., :3].std() > 0.02
 
 
-def test_convergence_of_both_algorithms(trained, tmp_path):
+def test_convergence_of_both_algorithms(trained, tmp_path, capsys):
     """SAC-BC-N updates its target networks at every step, so its T is half as long."""
     arguments = ["--num-critics", 2, "--gradient-steps", 20, "--eval-frequency", 10]
-    arguments += ["--eval-episodes", 2, "--runs-dir", tmp_path, "--run-name", "sac"]
-    process = run_script("sac_bc_n", *arguments)
-    assert process.returncode == 0, process.stderr
-    runs = [str(trained / "2-0-1"), str(trained / "3-0-1"), str(tmp_path / "sac")]
+    arguments += ["--eval-episodes", 2, "--runs-dir", tmp_path, "--run-name"]
+    for name in (["sac"], ["gamma-1", "--gamma", 1]):
+        process = run_script("sac_bc_n", *arguments, *name)
+        assert process.returncode == 0, process.stderr
+    runs = [str(trained / "2-0-1"), str(trained / "3-0-1"), str(tmp_path)]
     convergence.main(convergence.Args(runs, str(tmp_path)))
+    assert "gamma-1 (with gamma 1, values do not converge)" in capsys.readouterr().err
     rows = [row[:3] for row in tables(tmp_path / "convergence.md")["convergence"][1:]]
     assert rows == [
         ["td3_bc_n, tiny-maze2d-umaze-v0, num_critics 2, seed 1", "20", "40,000"],

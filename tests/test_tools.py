@@ -101,12 +101,24 @@ def test_the_picture_says_which_runs_are_not_finished_and_what_the_score_is(monk
     young = make_run(None, history=[{"step": 1, "score": 0.0}])
     runs = {"a": [make_run([1.0])], "b": [young], "c": [young._replace(diverged=True)]}
     plot.draw(runs, tmp_path / "a.png")
-    (axes,) = pictures[0].axes
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    (axes,), (legend,) = pictures[0].axes, pictures[0].legends
+    labels = [text.get_text() for text in legend.get_texts()]
     assert labels == ["a (1 seed)", "b, not finished (1 seed)", "c, diverged (1 seed)"]
     assert axes.get_ylabel() == "return", "references 0 and 100: there are none"
     plot.draw({"a": [make_run([1.0], ref_max_score=200.0)]}, tmp_path / "a.png")
     assert pictures[1].axes[0].get_ylabel() == "normalized score"
+
+
+def test_a_legend_with_long_names_does_not_cover_the_curves(monkeypatch, tmp_path):
+    pictures = []
+    monkeypatch.setattr(plot.plt, "close", pictures.append)
+    plot.draw(
+        {f"{n}, {'independent_targets True, ' * 4}": [make_run([1.0])] for n in "abc"},
+        tmp_path / "a.png",
+    )
+    (axes,), (legend,) = pictures[0].axes, pictures[0].legends
+    assert legend.get_window_extent().y1 < axes.get_tightbbox().y0
+    assert axes.get_window_extent().height > 100
 
 
 def test_a_run_is_finished_if_its_result_is_that_of_its_checkpoint(trained, tmp_path):
@@ -192,19 +204,22 @@ def test_runs_from_scratch_are_named_without_all_their_differences():
 
 
 def test_fine_tuning_of_different_offline_runs_is_not_one_experiment(tmp_path):
-    """Their own arguments are the same; those of the offline runs are read from their results."""
+    """Their own arguments are the same; those of the offline runs are in their checkpoints."""
     online = []
     for steps, seed in ((10, 1), (10, 2), (20, 1), (20, 2)):
         name = f"offline{steps}-{seed}"
         (tmp_path / name).mkdir()
         args = {"seed": seed, "gradient_steps": steps, "beta": 0.1}
-        (tmp_path / name / "result.json").write_text(json.dumps({"args": args}))
+        torch.save({"script": "td3_bc_n", "args": args}, tmp_path / name / "checkpoint.pt")
         path = f"elsewhere/{name}" + ("/checkpoint.pt" if seed == 2 else "")
         settings = {"path": tmp_path / "online", "checkpoint": path, "seed": seed}
         online.append(make_run([1.0], script="finetune_td3_bc_n", **settings))
     names = [f"finetune_td3_bc_n, a-v0, offline gradient_steps {steps}" for steps in (10, 20)]
     groups = plot.group(online)
     assert list(groups) == names and all(len(seeds) == 2 for seeds in groups.values())
+    for file in tmp_path.glob("offline*/checkpoint.pt"):
+        file.write_bytes(b"")
+    assert list(plot.group(online)) == ["finetune_td3_bc_n, a-v0"], "not known any more"
 
 
 @pytest.mark.parametrize("key", sorted(runs.INCIDENTAL - {"seed"}))

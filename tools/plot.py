@@ -188,9 +188,9 @@ def draw(experiments, path):
     axes.set(title=first.args["env_id"])
     axes.set_ylabel("return" if references == (0, 100) else "normalized score")
     axes.set_xlabel("environment steps" if is_online(first) else "gradient steps")
-    axes.legend(fontsize="small")
     axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    figure.legend(fontsize="small", loc="outside lower center")
+    figure.savefig(path, dpi=120, bbox_inches="tight")
     plt.close(figure)
 
 

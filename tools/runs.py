@@ -1,5 +1,6 @@
 """Reads run directories. Shared by the tools and the studies; the scripts do not need it."""
 
+import contextlib
 import importlib
 import json
 import sys
@@ -90,11 +91,13 @@ def settings(run):
     """
     values = {name: run.args[name] for name in run.args if name not in INCIDENTAL}
     values |= {key: run.metadata.get(key) for key in DATA}
-    offline = Path(run.args.get("checkpoint") or "")
+    if not run.args.get("checkpoint"):
+        return values
+    offline = Path(run.args["checkpoint"])
     offline = offline.parent if offline.suffix == ".pt" else offline
-    for file in (run.path.parent / offline.name / "result.json", offline / "result.json"):
-        if offline.name and file.exists():
-            args = json.loads(file.read_text())["args"]
+    for directory in (run.path.parent / offline.name, offline):
+        with contextlib.suppress(ValueError):  # it is not there, or cannot be read
+            args = load_checkpoint(directory)["args"]
             return values | {
                 f"offline {name}": args[name]
                 for name in args

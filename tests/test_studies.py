@@ -609,11 +609,11 @@ def test_curves_of_other_data_and_from_scratch_are_separate():
 
 
 def test_curves_of_fine_tuning_with_and_without_a_known_offline_run(tmp_path):
-    """settings() has the arguments of an offline run only if its result.json is found."""
+    """settings() has the arguments of an offline run only if its checkpoint is found."""
     history = [{"step": 1, "score": 1.0}]
     online = make_run([1], history=history)._replace(script="finetune_td3_bc_n")
     args = vars(finetune_td3_bc_n.Args(env_id=online.args["env_id"]))
-    (tmp_path / "result.json").write_text(json.dumps({"args": {"beta": 0.2}}))
+    torch.save({"script": "td3_bc_n", "args": {"beta": 0.2}}, tmp_path / "checkpoint.pt")
     known = online._replace(args=args | {"checkpoint": str(tmp_path)})
     unknown = online._replace(args=args | {"checkpoint": "runs/RUN"})
     from_scratch = online._replace(args=args | {"checkpoint": None, "num_critics": 2})

@@ -4,7 +4,6 @@ import math
 import subprocess
 
 import h5py
-import minari
 import numpy as np
 import pytest
 
@@ -38,49 +37,110 @@ def test_the_bundled_file_is_what_the_tool_makes(tmp_path):
         np.testing.assert_array_equal(column, again[key])
 
 
-def test_its_rewards_actions_and_states_are_of_the_recipe_and_physics_of_d4rl():
+def test_positions_and_targets_are_those_of_d4rls_file():
+    """D4RL's file: 0.393 to 3.220 x 0.627 to 3.219. Without noise: 0.74 to 3.06 x 0.94 to 3.06."""
+    obs, actions, timeouts, _ = make_maze2d.collect("maze2d-umaze-v1", 200_000, 5, noise=0.5)
+    np.testing.assert_allclose(obs[:, :2].max(axis=0), [3.220, 3.219], atol=0.01)
+    np.testing.assert_allclose(obs[:, :2].min(axis=0), [0.393, 0.627], atol=0.15)
+    np.testing.assert_allclose(np.abs(obs[:, 2:]).max(axis=0), 5.2262554, atol=1e-4)
+    assert np.abs(actions).max() == 1
+    assert 12_000 < 5 * timeouts.sum() < 13_500, "of 1M steps, as in D4RL's and Minari's datasets"
+
+
+def test_without_noise_the_ball_stays_in_the_middle_of_the_corridors():
+    obs, *_ = make_maze2d.collect("maze2d-umaze-v1", 20_000, 1, noise=0.0)
+    assert obs[:, :2].max() < 3.1 and obs[:, 0].min() > 0.7 and obs[:, 1].min() > 0.9
+
+
+def test_the_row_after_a_timeout_repeats_the_observation_while_the_ball_moves_on():
     data, _ = read(d4rl_tasks.find(d4rl_tasks.TINY))
-    obs, actions, rewards = data["observations"], data["actions"], data["rewards"]
-    assert len(obs) == 100_000 and np.abs(actions).max() <= 1
+    obs, actions, timeouts = data["observations"], data["actions"], data["timeouts"]
+    ends = np.flatnonzero(timeouts[:-1])
+    np.testing.assert_array_equal(obs[ends], obs[ends + 1])
+    others = np.flatnonzero(~timeouts[:-1])
+    assert (obs[others] != obs[others + 1]).any(axis=1).all()
+    # One step from a state is the next row, two steps from one with a timeout the row after it.
+    env = d4rl_tasks.Maze2dEnv(d4rl_tasks.MAZE2D["umaze"][0])
+    env.reset(seed=0)
+    single = ends[~timeouts[ends + 1] & ~timeouts[ends - 1]]
+    for rows, steps in ((others[~timeouts[others - 1]][:5000:50], 1), (single[:100], 2)):
+        for i in rows:
+            env.set_state(obs[i, :2].astype(float), obs[i, 2:].astype(float))
+            for k in range(steps):
+                state = env.step(actions[i + k])[0]
+            np.testing.assert_allclose(state, obs[i + steps], atol=2e-3)
+
+
+def test_rewards_are_of_the_goal_and_every_free_cell_is_visited():
+    data, _ = read(d4rl_tasks.find(d4rl_tasks.TINY))
+    obs, rewards = data["observations"], data["rewards"]
+    assert len(obs) == 100_000
     at_goal = np.linalg.norm(obs[:, :2] - [1, 1], axis=1) <= 0.5
     np.testing.assert_array_equal(rewards, at_goal)
-    assert 15 < 300 * rewards.mean() < 30, "the controller collects about 21 in 300 steps"
+    assert 15 < 300 * rewards.mean() < 30, "the controller collects about 24 in 300 steps"
     cells = {tuple(cell) for cell in np.round(obs[:, :2]).astype(int)}
     maze = d4rl_tasks.TASKS[d4rl_tasks.TINY].kwargs["maze"].split()
     free = {(i, j) for i, row in enumerate(maze) for j, c in enumerate(row) if c != "#"}
-    assert free <= cells, "every free cell is visited"
-    # One step from recorded states is the next recorded state.
-    env = d4rl_tasks.Maze2dEnv(" ".join(maze))
-    env.reset(seed=0)
-    for i in range(0, 99_000, 499):
-        env.set_state(obs[i, :2].astype(float), obs[i, 2:].astype(float))
-        np.testing.assert_allclose(env.step(actions[i])[0], obs[i + 1], atol=2e-3)
+    assert free <= cells
 
 
-def test_reached_targets_are_timeouts_and_nothing_is_terminal(tmp_path):
-    make(steps=20_000, out=str(tmp_path / "made.hdf5"))
-    data, _ = read(tmp_path / "made.hdf5")
+def test_reached_targets_are_timeouts_and_nothing_is_terminal():
+    data, _ = read(d4rl_tasks.find(d4rl_tasks.TINY))
     assert not data["terminals"].any()
     ends = np.flatnonzero(data["timeouts"])
-    lengths = np.diff(np.concatenate([[-1], ends]))
-    assert len(ends) > 100 and lengths.max() <= 300, "a target is given up after 300 steps"
-    at_end = data["observations"][ends[lengths < 300]][:, :2]
+    assert np.diff(ends).max() <= 301, "a target is given up after 300 steps"
+    at_end = data["observations"][ends, :2]
     assert np.linalg.norm(at_end - np.round(at_end), axis=1).max() < 0.1 + 1e-6
     targets = {tuple(cell) for cell in np.round(at_end).astype(int)}
     assert len(targets) == 7, "any free cell, and the goal"
 
 
+def test_a_target_is_given_up_after_the_time_limit(monkeypatch):
+    task = d4rl_tasks.TASKS["maze2d-umaze-v1"]._replace(max_episode_steps=50)
+    monkeypatch.setitem(d4rl_tasks.TASKS, "maze2d-umaze-v1", task)
+    timeouts = make_maze2d.collect("maze2d-umaze-v1", 3000, 1, noise=0.5)[2]
+    # D4RL compares before it counts: a target has one step more than the limit.
+    assert np.diff(np.flatnonzero(timeouts)).max() == 51
+
+
 def test_paths_are_shortest_and_go_through_free_cells():
     maze = d4rl_tasks.MAZE2D["large"][0].split()
-    path = make_maze2d.shortest_path(maze, (1, 1), (7, 9))
+    path = make_maze2d.plan(maze, (1, 1), (7, 9))
     assert path[-1] == (7, 9) and all(maze[i][j] != "#" for i, j in path)
     for cell, next_cell in zip([(1, 1), *path], path, strict=False):
         assert math.dist(cell, next_cell) == 1
     assert len(path) == 6 + 8, "there is a way without a detour"
     umaze = d4rl_tasks.MAZE2D["umaze"][0].split()
     around = [(3, 2), (3, 3), (2, 3), (1, 3), (1, 2), (1, 1)]
-    assert make_maze2d.shortest_path(umaze, (3, 1), (1, 1)) == around
-    assert make_maze2d.shortest_path(maze, (3, 3), (3, 3)) == []
+    assert make_maze2d.plan(umaze, (3, 1), (1, 1)) == around
+    assert make_maze2d.plan(umaze, (2, 1), (1, 1)) == [(1, 1)], "out of a wall, through it"
+    assert make_maze2d.plan(umaze, (0, 0), (1, 1)) == [(0, 0)], "no free neighbour: it stays"
+    assert make_maze2d.plan(maze, (3, 3), (3, 3)) == [(3, 3)]
+
+
+def test_the_controller_follows_d4rls_rules():
+    umaze, rng = d4rl_tasks.MAZE2D["umaze"][0].split(), np.random.default_rng(0)
+    controller, still = make_maze2d.Controller(umaze, rng), np.zeros(2)
+    # After a new plan, the displacement is measured from the centre of the cell: 0.15 is too fast.
+    action, reached = controller.act(np.array([1.09, 1.12]), still, (1, 1))
+    assert not reached
+    waypoints = controller.waypoints
+    _, reached = controller.act(np.array([1.05, 1.05]), still, (1, 1))
+    assert reached
+    _, reached = controller.act(np.array([1.05, 1.05]), still, (1, 1))
+    assert reached and controller.waypoints is waypoints, "no new plan for the same cell"
+    controller.act(np.array([1.05, 1.05]), still, (1, 3))
+    first, last = controller.waypoints
+    assert ((np.array([1, 2]) - first >= 0) & (np.array([1, 2]) - first <= 0.2)).all()
+    np.testing.assert_array_equal(last, [1, 3])
+    # It advances when the waypoint is near, and brakes with the velocity.
+    action, _ = controller.act(np.array([1.05, 1.1]), np.array([0.3, 5.0]), (1, 3))
+    expected = np.clip(10 * (first - [1.05, 1.1]) - [0.3, 5.0], -1, 1)
+    np.testing.assert_array_equal(action, expected)
+    controller.act(first, still, (1, 3))  # too fast
+    assert len(controller.waypoints) == 2
+    controller.act(first + 0.05, still, (1, 3))
+    assert len(controller.waypoints) == 1
 
 
 @pytest.mark.parametrize("maze", ["umaze", "medium", "large"])
@@ -122,16 +182,11 @@ def test_the_minari_dataset_has_the_same_transitions(capsys):
     make(steps=4000)
     make(steps=4000, minari="made/maze2d-umaze-v0")
     assert "td3_bc_n.py --env-id made/maze2d-umaze-v0" in capsys.readouterr().out
-    dataset = minari.load_dataset("made/maze2d-umaze-v0")
-    assert dataset.total_steps == 4000
-    columns, _ = read(d4rl_tasks.file_path("maze2d-umaze-v1"))
-    keep = ~columns["timeouts"]  # the loader of D4RL's files leaves out these and the last row
-    keep[-1] = False
     ours, _, _ = td3_bc_n.load_dataset("maze2d-umaze-v1")
     data, metadata, make_env = td3_bc_n.load_dataset("made/maze2d-umaze-v0")
-    assert data.dones.sum() > 3 and 10 < (~keep).sum() < 100
+    assert data.dones.sum() > 3
     for name, column, other in zip(data._fields, ours, data, strict=True):
-        np.testing.assert_allclose(other[keep], column, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(other, column, atol=1e-6, err_msg=name)
     assert (metadata["ref_min_score"], metadata["ref_max_score"]) == (23.85, 161.86)
     assert metadata["environment"] == "maze2d-umaze-v1"
     env = make_env()
@@ -141,10 +196,11 @@ def test_the_minari_dataset_has_the_same_transitions(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tiny": True, "seed": 2}, "takes no --maze, --steps, --seed or --minari"),
-        ({"tiny": True, "steps": 5}, "takes no --maze, --steps, --seed or --minari"),
-        ({"tiny": True, "maze": "large"}, "takes no --maze, --steps, --seed or --minari"),
-        ({"tiny": True, "minari": "my/tiny-v0"}, "takes no --maze, --steps, --seed or --minari"),
+        ({"tiny": True, "seed": 2}, "besides it only --out can be given"),
+        ({"tiny": True, "steps": 5}, "besides it only --out can be given"),
+        ({"tiny": True, "noise": 0.0}, "besides it only --out can be given"),
+        ({"tiny": True, "maze": "large"}, "besides it only --out can be given"),
+        ({"tiny": True, "minari": "my/tiny-v0"}, "besides it only --out can be given"),
         ({"tiny": True, "out": "BUNDLED"}, "exists and is not overwritten"),
         ({"tiny": True, "out": "OTHER"}, "exists and is not overwritten"),
         ({"out": "OTHER"}, "exists and is not overwritten"),
@@ -152,7 +208,9 @@ def test_the_minari_dataset_has_the_same_transitions(capsys):
         ({"minari": "x"}, "not a dataset id of the form namespace/name-v0"),
         ({"minari": "tests/swing-v0"}, "this Minari dataset exists"),
         ({"minari": "my/maze-v0", "out": "new.hdf5"}, "exclude each other"),
-        ({"steps": 0}, "--steps must be at least 1"),
+        ({"steps": 1}, "--steps must be at least 2"),
+        ({"noise": -0.1}, "--noise must be at least 0"),
+        ({"noise": math.nan}, "--noise must be at least 0"),
     ],
 )
 def test_mistakes_are_one_line_before_the_work(arguments, message, tmp_path, d4rl_dir, monkeypatch):

@@ -14,13 +14,13 @@ Scores are comparable with published ones if both the dataset and the environmen
 """
 
 import difflib
+import hashlib
 import http.client
 import os
 import re
 import sys
 import urllib.request
 import xml.etree.ElementTree as ET
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 TINY = "tiny-maze2d-umaze-v0"  # the bundled dataset, written by tools/make_maze2d.py
 BASE_URL = "http://rail.eecs.berkeley.edu/datasets/offline_rl/"
+MIRROR = "imone/D4RL"  # dataset repository on Hugging Face, asked if BASE_URL fails
 
 
 class Task(NamedTuple):
@@ -336,6 +337,49 @@ for _name, _task in TASKS.items():
 # --- Datasets ---
 
 
+# SHA-256 of D4RL's files, as in TensorFlow Datasets. Those of maze2d and a few others are unknown.
+SHA256 = dict(
+    line.split()
+    for line in """
+hopper-random-v2 63103ef7059db4c0819bd054f4e83ff339030b50bcdb46bdbe50385f234b5054
+hopper-medium-v2 5bdf1bc4a713c82941de44633df669b36c89850b652a25985166796d25cf71a0
+hopper-medium-replay-v2 e121c5f7c9857a307baa9edc6a2c3b48e85fedb9ac316ecddd0f48ca7ef4e39b
+hopper-medium-expert-v2 9d51ad87f8c905be3880d84c6140bcdb7fbf39a19e046a237f238ba34fec9e26
+hopper-expert-v2 01aa219a5f8eea5e639eccdc636ec2bf40e317159a95cf4bf6e985f16909941b
+halfcheetah-random-v2 25407aef85b5d16c0f36b4149341edb4acc6a9e88c1db529b2de19e7464874ba
+halfcheetah-medium-v2 41324e8487a9556d8cfa4538827f8937f4d63dae3030825ebc9f3a726ed08ca0
+halfcheetah-medium-replay-v2 48d494a4770c11f48260736dec090b78bdca8375647ed4d24bfa5b6610c7f683
+halfcheetah-medium-expert-v2 015db75dae5bbe8e94029b71fa0bafc2073365df0c94744e71031189f3f79c06
+halfcheetah-expert-v2 d9fe53bb994eb1e20a99b4fa3412cd76a1bb7966a7ff55e0fcbdd6081bd2965f
+walker2d-random-v2 4e863bb6090cf4a461548bd470564b32f1ae5b32ef3085f816b2ede7f092e7fa
+walker2d-medium-v2 cf00f43add04c17fdfc2958dd581dea0851b2e5bedbe6fda073758a8f841aeda
+walker2d-medium-replay-v2 e75de96a4f77acf7d4e0d6fdf0d7ccb177c26c44bb4388e4fd99f543ccfa18db
+walker2d-medium-expert-v2 6b8d7f868c45bbaedf460be797fb7271b46dee6ebe45fe7a64319f2005b59a04
+walker2d-expert-v2 2985dc3d436a8baa10e8f43f946fe1d7c6337a4e4fbc65def70618093b18c59a
+antmaze-umaze-v0 188838316eab5882fa0e1dc8398b5e79772f64f27f0b78d6aebe838402a720c6
+antmaze-umaze-v2 5ef15257771c50ef4d23c7de001750e96c8bb5d9b6a5e4a821dcfb3065fbd130
+antmaze-umaze-diverse-v0 4aff7f77b97a8dd62e513cac8f57da7cdb458cfac7ac0cec3081b7765f2da59d
+antmaze-umaze-diverse-v2 c771dd63963cd7d9f55f24a6d809064f6b82250a6aeac4c9d13f9a1d06e8c932
+antmaze-medium-play-v0 527385c14b87892e8c222c43246546d6cd461fa2a5476d0b3b105ae422b7637c
+antmaze-medium-diverse-v0 b77764cac90c23e09905539c49ceb3949b49c5b39eb9d51788cc64b9dd0a2c0d
+antmaze-medium-diverse-v2 ad9dcbac05d1f8744a7a216083f513662f43f64f28a4a5eb225e9811902dfae7
+antmaze-large-play-v0 e37afef5b80b968b30cad2682f9a93ee1b400e3b58c7a7f45e7d425d03a2b03d
+antmaze-large-play-v2 6d353df2457829925d7f9d4b0215587469908bd57478ea76f16417cfa944f471
+antmaze-large-diverse-v0 dda7acbdde1a94a14aa7b06a7e5d8141e60a03ccdc4578bff34b0444425bf11d
+antmaze-large-diverse-v2 84f775eb7956ea9cc766704710dc520a8ab357adc7522ade47f556f0e335e284
+pen-human-v1 209e345b2150b633f30a11612612c60f49e941f127ce6c4dc0cd790501c46f9f
+pen-cloned-v1 6d1a982cee1950501bedebbddedbcbb377e6284d379986c83abac8a6c0be0c22
+pen-expert-v1 3791b8ca6a802061770af2977c051ac3ae261488210ce73788760a5b8308f374
+hammer-human-v1 3e42f3f49b5c92a901601dfe867c6c62a9651cbe79f6760ec8b402a15816a498
+hammer-cloned-v1 e48d75b159bdd72f51d3f01448d3eca4d38275714e11e995c14a36f6cf159db3
+hammer-expert-v1 1c069a0f6e4852493023c77dc3b3a12d8d5ac2e3a034827fea3ab8a161e7185f
+door-human-v1 f9691288c3ddf2b4e7b31bdae0d8444b80ba035515495f8a902d60c43ee09370
+door-cloned-v1 1f6a60ecc4d2a2e5c02f41dd3412be61bb265a33dcf120ceee9e9682d4fe4d48
+door-expert-v1 66df4cd4e0a1e0b72ea72653ce088e29ecbfa99bac3cd2b52e64092e9a0aaab4
+""".strip().splitlines()
+)
+
+
 def file_path(name):
     """Where D4RL keeps the file of a dataset: in $D4RL_DATASET_DIR, or ~/.d4rl/datasets."""
     if name == TINY:
@@ -347,30 +391,49 @@ def file_path(name):
 def find(name):
     """Path of the dataset's file, downloaded if it is missing.
 
-    Returns None, with a warning, if the download fails and Minari has a similar dataset.
+    Returns None, with a warning, if no download works and Minari has a similar dataset.
     """
     if name not in TASKS:
         nearest = ", ".join(difflib.get_close_matches(name, TASKS, cutoff=0))
-        raise ValueError(f"{name}: not a D4RL dataset. Did you mean {nearest}?")
+        hint = f"A Minari id has a namespace: my/{name}"
+        raise ValueError(f"{name}: not a D4RL dataset. Did you mean {nearest}? {hint}")
     path, task = file_path(name), TASKS[name]
     if path.is_file():
         return path
     if name == TINY:
         raise FileNotFoundError(f"{path} is missing: python -m tools.make_maze2d --tiny")
-    try:
-        download(BASE_URL + task.path, path)
-    except (OSError, http.client.HTTPException) as error:
-        reason = f"{name}: cannot download {BASE_URL + task.path} to {path} ({error})"
-        if not task.minari:
-            raise OSError(reason) from None
-        warning = "other data, for mazes other physics, scores not comparable with the paper"
-        print(f"WARNING: {reason}. Using Minari's {task.minari}: {warning}.", file=sys.stderr)
-        return None
-    return path
+    reasons = []
+    for url in (lambda: BASE_URL + task.path, lambda: mirror_url(path.name)):
+        try:
+            download(url(), path, SHA256.get(name))
+            return path
+        except Exception as error:  # Hugging Face's client has its own exception classes
+            reasons.append(" ".join(str(error).split())[:200] or repr(error))
+    reason = f"{name}: cannot download {path} ({'; '.join(reasons)})"
+    if not task.minari:
+        raise OSError(reason)
+    warning = "other data, for mazes other physics, scores not comparable with the paper"
+    print(f"WARNING: {reason}. Using Minari's {task.minari}: {warning}.", file=sys.stderr)
+    return None
 
 
-def download(url, path):
-    """Writes to a temporary file and renames it when it is complete and an HDF5 file."""
+def mirror_url(file_name):
+    """Address of a file of the mirror, in whatever folder it is."""
+    from huggingface_hub import HfApi, hf_hub_url  # Minari needs it, too
+
+    for path in HfApi().list_repo_files(MIRROR, repo_type="dataset"):
+        if path.split("/")[-1] == file_name:
+            return hf_hub_url(MIRROR, path, repo_type="dataset")
+    raise FileNotFoundError(f"not in {MIRROR}")
+
+
+def sha256(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def download(url, path, expected_sha256=None):
+    """Writes to a temporary file, which is renamed when it is complete and the right file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -382,10 +445,14 @@ def download(url, path):
                     bar.update(len(chunk))
         received = temporary.stat().st_size
         if size and received != size:
-            raise OSError(f"incomplete, {received} of {size} bytes")
-        if not h5py.is_hdf5(temporary):
-            raise OSError("not an HDF5 file")
+            raise OSError(f"{url}: incomplete, {received} of {size} bytes")
+        if expected_sha256 and sha256(temporary) != expected_sha256:
+            raise OSError(f"{url}: its SHA-256 is not that of D4RL's file")
+        with h5py.File(temporary) as file:  # raises OSError if it is truncated or no HDF5 file
+            list(file)
         os.replace(temporary, path)
+    except http.client.HTTPException as error:
+        raise OSError(f"{url}: {error!r}") from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -400,7 +467,9 @@ def load(name, path=None):
     path = Path(path) if path else find(name)
     if path is None:
         raise FileNotFoundError(f"{name}: no file {file_path(name)}")
-    (obs, actions, rewards, terminals, timeouts), made_by = read_file(name, path)
+    (obs, actions, rewards, terminals, timeouts), made_by, action_space = read_file(name, path)
+    if not made_by and name in SHA256 and sha256(path) != SHA256[name]:
+        made_by = "not D4RL's file (its SHA-256 differs)"
     returns = episode_returns(name, obs, rewards, terminals, timeouts)
     next_obs, dones, keep = obs[1:], terminals[:-1], ~timeouts[:-1]
     obs, actions, rewards = obs[:-1], actions[:-1], rewards[:-1]
@@ -427,6 +496,9 @@ def load(name, path=None):
         "transitions": int(keep.sum()),
         "episodes": len(returns),
         "mean_return": float(returns.mean()),
+        "action_low": action_space.low.tolist(),
+        "action_high": action_space.high.tolist(),
+        "observation_keys": [],
     }
     return data, metadata | env_metadata(name)
 
@@ -462,7 +534,7 @@ def episode_returns(name, obs, rewards, terminals, timeouts):
 
 
 def read_file(name, path):
-    """The five arrays of D4RL's file, checked, and the program that made it (None for D4RL)."""
+    """The five arrays of D4RL's file, checked, what made it (None for D4RL), the action space."""
     dtypes = {"observations": "f4", "actions": "f4", "rewards": "f4"}
     dtypes |= {"terminals": bool, "timeouts": bool}
     env = gym.make(gym.spec(name))
@@ -471,18 +543,25 @@ def read_file(name, path):
     try:
         with h5py.File(path) as file:
             made_by = file.attrs.get("made_by")
+            made_by = made_by.decode() if isinstance(made_by, bytes) else made_by
             for key in dtypes:
                 if not isinstance(file.get(key), h5py.Dataset):
                     raise ValueError(f"{path}: no '{key}' (found: {', '.join(file) or 'nothing'})")
                 columns.append(np.asarray(file[key][()]))
     except OSError as error:
         raise ValueError(f"{path}: not a readable HDF5 file ({error})") from None
-    rows = len(columns[0])
+    if not isinstance(made_by, str | None):
+        raise ValueError(f"{path}: the attribute 'made_by' is not a string")
+    rows = len(columns[0]) if columns[0].shape else 0
+    if rows == 0:
+        raise ValueError(f"{path}: 'observations' has no rows")
     for i, (key, dtype) in enumerate(dtypes.items()):
         column, shape = columns[i], (rows, *shapes.get(key, ()))
         if not shapes.get(key) and column.shape == (rows, 1):
             column = column[:, 0]
-        if column.shape != shape or rows == 0:
+        if column.dtype.kind not in "biuf":
+            raise ValueError(f"{path}: '{key}' has no numbers but {column.dtype}")
+        if column.shape != shape:
             raise ValueError(
                 f"{path}: '{key}' has shape {column.shape}, expected {shape} for {name}"
             )
@@ -490,43 +569,31 @@ def read_file(name, path):
         if not finite.all():
             raise ValueError(f"{path}: '{key}' is not finite in row {finite.argmin()}")
         columns[i] = column.astype(dtype)
-    return columns, made_by
+    return columns, made_by, env.action_space
 
 
-# --- For the scripts ---
+def minari_task(ids, env_spec):
+    """What D4RL's tasks in Minari need besides: metadata, and arguments of the environment.
 
-
-def load_dataset(name, load_minari):
-    """Transitions, metadata and a function that makes an environment. Exits with one line."""
-    try:
-        path = find(name)
-        if path is None:
-            return load_minari(TASKS[name].minari)
-        data, metadata = load(name, path)
-    except (OSError, ValueError) as error:
-        sys.exit(str(error))
-    # With its spec, gym.make does not warn that antmaze-*-v0 is out of date.
-    return data.values(), metadata, partial(gym.make, gym.spec(name))
-
-
-def adapt_minari(data, metadata, env_kwargs):
-    """For D4RL's tasks in Minari: D4RL's score references and time limits, the goals of mazes."""
-    ids, env_id = metadata["dataset"].split(","), metadata["environment"]
-    same = [task for task in TASKS.values() if ids[0] in task.minari.split(",")]
-    if ids[0].startswith("mujoco/"):
-        robot = "/".join(ids[0].split("/")[:2]) + "/"
+    They have D4RL's score references and time limits, and the goals of mazes are as in D4RL.
+    """
+    metadata, env_kwargs, first_id = {}, {}, ids.split(",")[0]
+    max_steps = int(env_spec.max_episode_steps or 1000)
+    same = [task for task in TASKS.values() if first_id in task.minari.split(",")]
+    if first_id.startswith("mujoco/"):
+        robot = "/".join(first_id.split("/")[:2]) + "/"
         same = [task for task in TASKS.values() if task.minari.startswith(robot)]
     if same:
         metadata["ref_min_score"] = same[0].ref_min_score
         metadata["ref_max_score"] = same[0].ref_max_score
-        env_kwargs["max_episode_steps"] = same[0].max_episode_steps
-    if not env_id.startswith(("PointMaze_", "AntMaze_")):
-        return data
-    # Minari's time limit of pointmaze is the length of the whole dataset.
-    env_kwargs["max_episode_steps"] = min(env_kwargs["max_episode_steps"], 1000)
-    # As in D4RL: an ant's episode ends at the goal, a point collects rewards there.
-    env_kwargs |= {"continuing_task": env_id.startswith("PointMaze"), "reset_target": False}
-    # Minari's evaluation map of the ant's umaze is not the map of its dataset.
-    env_kwargs["eval_env"] = not env_id.startswith("AntMaze_UMaze")
-    metadata["goal_is_terminal"] = "Dense" not in env_id
-    return data._replace(dones=data.rewards > 0) if metadata["goal_is_terminal"] else data
+        max_steps = env_kwargs["max_episode_steps"] = same[0].max_episode_steps
+    if env_spec.id.startswith(("PointMaze_", "AntMaze_")):
+        # Minari's time limit of pointmaze is the length of the whole dataset.
+        env_kwargs["max_episode_steps"] = min(max_steps, 1000)
+        # As in D4RL: an ant's episode ends at the goal, a point collects rewards there.
+        env_kwargs["continuing_task"] = env_spec.id.startswith("PointMaze")
+        env_kwargs["reset_target"] = False
+        # Minari's evaluation map of the ant's umaze is not the map of its dataset.
+        env_kwargs["eval_env"] = not env_spec.id.startswith("AntMaze_UMaze")
+        metadata["goal_is_terminal"] = "Dense" not in env_spec.id
+    return metadata, env_kwargs

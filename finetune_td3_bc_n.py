@@ -35,7 +35,7 @@ import time
 from collections import namedtuple
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -54,43 +54,50 @@ try:
 except ModuleNotFoundError:
     d4rl_tasks = None  # this script was copied alone: it trains on all other Minari datasets
 
+ALGORITHM = "finetune_td3_bc_n"  # in checkpoints and names of runs, also if this file is renamed
+CHECKPOINT_FORMAT = 2  # a checkpoint of another format is refused
+RAW_RETURNS = {"ref_min_score": 0.0, "ref_max_score": 100.0}  # the score is then the return
+KNOWN_PACKAGES = {"gymnasium", "gymnasium_robotics", "d4rl_tasks", "ogbench"}  # of environments
 
+
+# The defaults are the paper's. Where the paper has them by task, they are in TASK_DEFAULTS.
 @dataclass
 class Args:
     # Experiment
     checkpoint: str | None = None  # offline run to fine-tune: run directory or checkpoint.pt
     env_id: str = ""  # environment to train from scratch (with --checkpoint: its dataset)
     seed: int = 1  # random seed for networks, batches and evaluation
-    env_steps: int = 250_000  # number of environment steps with updates (paper: 250000)
-    learning_starts: int = 2_500  # number of steps before the first update (paper: 2500)
-    offline_transitions: int = 2_500  # last dataset transitions in the buffer (paper: 2500)
+    env_steps: int = 250_000  # number of environment steps with updates
+    learning_starts: int = 2_500  # number of steps before the first update
+    offline_transitions: int = 2_500  # last dataset transitions in the buffer
     buffer_size: int = 1_000_000  # capacity of the replay buffer
-    run_name: str | None = None  # name of the run directory (default: ENV__SCRIPT__SEED__TIME)
+    run_name: str | None = None  # name of the run directory (default: ENV__ALGORITHM__SEED__TIME)
     runs_dir: str = "runs"  # directory for all runs
     resume: str | None = None  # run directory or checkpoint.pt of the run to resume
+    trust_env: bool = False  # execute environments of any package that a Minari dataset names
     cuda: bool = True  # use the GPU if there is one
     cudagraphs: bool = True  # capture the train step in a CUDA graph
     compile: bool = False  # compile the losses with torch.compile
     matmul_precision: Literal["highest", "high", "medium"] = "highest"  # high: TF32 on a GPU
     track: bool = False  # log to W&B (pip install wandb; set WANDB_PROJECT and WANDB_ENTITY)
     # Algorithm
-    num_critics: int = 10  # N, size of the critic ensemble (paper: 10)
+    num_critics: int = 10  # N, size of the critic ensemble
     beta_start: float = 0.0  # initial weight of the BC term (paper: the offline beta)
     beta_end: float = 0.02  # final weight of the BC term (paper: by task)
-    beta_decay_steps: int = 50_000  # number of updates from beta_start to beta_end (paper: 50000)
+    beta_decay_steps: int = 50_000  # number of updates from beta_start to beta_end
     independent_targets: bool = False  # use a separate target per critic (paper: by task)
     critic_init: Literal["paper", "torch"] = "paper"  # initialization of the critics
-    batch_size: int = 256  # batch size (paper: 256)
-    learning_rate: float = 3e-4  # learning rate of all optimizers (paper: 3e-4)
-    gamma: float = 0.99  # discount factor (paper: 0.99)
-    tau: float = 0.005  # Polyak coefficient of the target networks (paper: 0.005)
-    policy_noise: float = 0.2  # std of target policy smoothing noise (paper: 0.2)
-    noise_clip: float = 0.5  # clipping range of target policy smoothing noise (paper: 0.5)
-    exploration_noise: float = 0.1  # std of exploration noise (paper: 0.1)
-    policy_frequency: int = 2  # number of critic updates per actor update (paper: 2)
+    batch_size: int = 256  # batch size
+    learning_rate: float = 3e-4  # learning rate of all optimizers
+    gamma: float = 0.99  # discount factor
+    tau: float = 0.005  # Polyak coefficient of the target networks
+    policy_noise: float = 0.2  # std of target policy smoothing noise
+    noise_clip: float = 0.5  # clipping range of target policy smoothing noise
+    exploration_noise: float = 0.1  # std of exploration noise
+    policy_frequency: int = 2  # number of critic updates per actor update
     # Evaluation and logging
-    eval_frequency: int = 5_000  # steps between evaluations (paper: 5000)
-    eval_episodes: int = 10  # episodes per evaluation (paper: 10 or 100, by task)
+    eval_frequency: int = 5_000  # steps between evaluations
+    eval_episodes: int = 10  # episodes per evaluation (paper: 10 or 100, by task); 0: never play
     log_frequency: int = 1_000  # steps between log entries
 
 
@@ -146,8 +153,14 @@ class Actor(nn.Module):
 
     def __init__(self, obs_dim, action_dim):
         super().__init__()
-        layers = [nn.Linear(obs_dim, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()]
-        self.hidden = nn.Sequential(*layers, nn.Linear(256, 256), nn.ReLU())
+        self.hidden = nn.Sequential(
+            nn.Linear(obs_dim, 256),
+            nn.ReLU(),
+            nn.Linear(256, 256),
+            nn.ReLU(),
+            nn.Linear(256, 256),
+            nn.ReLU(),
+        )
         self.mean = nn.Linear(256, action_dim)
 
     def forward(self, obs):
@@ -197,14 +210,15 @@ def critic_loss(agent, batch, args):
         # (1) with shape (1, B), or (2) with shape (N, B)
         targets = batch.rewards + args.gamma * (1 - batch.dones) * next_q
     q = agent.critics(batch.obs, batch.actions)
-    return F.mse_loss(q, targets.expand_as(q))
+    return F.mse_loss(q, targets.expand_as(q)), q.detach()
 
 
 def actor_loss(agent, batch, beta):
     actions = agent.actor(batch.obs)
     q = agent.critics(batch.obs, actions).amin(dim=0)  # the minimum, also with independent targets
+    q_term = -q.mean() / q.abs().mean().detach()
     bc = F.mse_loss(actions, batch.actions)
-    return -q.mean() / q.abs().mean().detach() + beta * bc  # (3)
+    return q_term + beta * bc, q_term, bc  # (3)
 
 
 def optimizer_step(optimizer, loss):
@@ -220,15 +234,19 @@ def polyak_update(target, network, tau):
 
 
 def update(agent, optimizers, batch, beta, update_actor, args):
-    """One gradient step. The losses stay on the device: there is no host synchronization."""
-    losses = {"critic": critic_loss(agent, batch, args)}
-    optimizer_step(optimizers["critics"], losses["critic"])
+    """One gradient step. The metrics stay on the device: there is no host synchronization."""
+    loss, q = critic_loss(agent, batch, args)
+    optimizer_step(optimizers["critics"], loss)
+    metrics = {"losses/critic_loss": loss, "losses/q_values": q.mean()}
+    metrics["losses/q_min"] = q.amin(dim=0).mean()
+    metrics["losses/q_std"] = q.std(dim=0, correction=min(1, len(q) - 1)).mean()
     if update_actor:  # every policy_frequency steps
-        losses["actor"] = actor_loss(agent, batch, beta)
-        optimizer_step(optimizers["actor"], losses["actor"])
+        loss, q_term, bc = actor_loss(agent, batch, beta)
+        optimizer_step(optimizers["actor"], loss)
+        metrics |= {"losses/actor_loss": loss, "losses/q_term": q_term, "losses/bc": bc}
         polyak_update(agent.critics_target, agent.critics, args.tau)
         polyak_update(agent.actor_target, agent.actor, args.tau)
-    return {name: loss.detach() for name, loss in losses.items()}
+    return {name: value.detach() for name, value in metrics.items()}
 
 
 def beta_schedule(step, args):
@@ -247,36 +265,50 @@ class ReplayBuffer:
         shapes = [(capacity, *column.shape[1:]) for column in dataset]
         self.data = Transitions(*(torch.zeros(shape, device=device) for shape in shapes))
         self.capacity, self.added = capacity, 0
+        # A tensor, since it grows under a captured CUDA graph; float64 is exact for all sizes.
         self.size = torch.zeros((), dtype=torch.float64, device=device)
 
     def add(self, transitions):
         index = torch.arange(self.added, self.added + len(transitions.obs)) % self.capacity
+        index = index.to(self.size.device)
         for column, values in zip(self.data, transitions, strict=True):
-            column[index.to(column.device)] = values
+            column[index] = values
         self.added += len(index)
         self.size.fill_(min(self.added, self.capacity))
 
     def sample(self, batch_size):
         uniform = torch.rand(batch_size, dtype=torch.float64, device=self.size.device)
-        index = (uniform * self.size).long()
+        index = (uniform * self.size).long()  # torch.randint needs a number, not a tensor
         return Transitions(*(column[index] for column in self.data))
 
+    def contents(self):
+        return Transitions(*(column[: self.added] for column in self.data))
 
-# --- Data and evaluation ---
+
+# --- Data and evaluation (a first reading can go on with the training loop at the end) ---
 
 
-def load_dataset(env_id):
-    """Returns transitions, a dict of metadata, and a function that makes an environment."""
-    if "/" in env_id:
-        data, metadata, make_env = load_minari(env_id)
-    elif d4rl_tasks is None:
-        sys.exit(f"{env_id}: D4RL datasets need d4rl_tasks.py next to this script, h5py and mujoco")
-    else:
-        data, metadata, make_env = d4rl_tasks.load_dataset(env_id, load_minari)
+def load_data(env_id, trust_env=False):
+    """Returns transitions, metadata, and a function that makes an environment, or None."""
+    try:
+        if "/" in env_id:
+            data, metadata, make_env = load_minari(env_id, trust_env)
+        elif d4rl_tasks is None:
+            raise ValueError("D4RL datasets need d4rl_tasks.py next to this script")
+        elif path := d4rl_tasks.find(env_id):
+            data, metadata = d4rl_tasks.load(env_id, path)
+            data = data.values()
+            make_env = partial(gym.make, gym.spec(env_id))  # by its spec, without a warning
+        else:
+            data, metadata, make_env = load_minari(d4rl_tasks.TASKS[env_id].minari, trust_env)
+    except Exception as error:  # of Minari, HDF5 and the download clients
+        sys.exit(f"{env_id}: cannot be loaded ({error!r:.500})")
     data = Transitions(*(np.asarray(column, dtype=np.float32) for column in data))
     if len(set(map(len, data))) > 1 or not all(np.isfinite(column).all() for column in data):
         sys.exit(f"{env_id}: the dataset has columns of different lengths or non-finite values")
     data = data._replace(actions=data.actions.clip(-1, 1))
+    if make_env is None:
+        return data, metadata, None
     env = wrap_env(make_env())
     if env.observation_space.shape != data.obs.shape[1:]:
         sys.exit(f"{env_id}: {env.spec.id} has other observations, {env.observation_space.shape}")
@@ -289,78 +321,134 @@ def wrap_env(env):
     return gym.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
 
 
-def load_minari(ids):
+def check_spaces(obs_space, action_space):
+    """Raises ValueError if the agent cannot have them. Returns their metadata."""
+    box, keys = gym.spaces.Box, list(obs_space) if isinstance(obs_space, gym.spaces.Dict) else []
+    for part in [obs_space[key] for key in keys] or [obs_space]:
+        if not isinstance(part, box) or part.dtype == np.uint8 or len(part.shape) > 2:
+            raise ValueError(f"observations must be vectors (Box, or a Dict of Box), not {part}")
+    is_vector = isinstance(action_space, box) and len(action_space.shape) == 1
+    if not is_vector or action_space.dtype.kind != "f" or not action_space.is_bounded():
+        raise ValueError(f"actions must be a vector of bounded real numbers, not {action_space}")
+    if not (action_space.low < action_space.high).all():
+        raise ValueError(f"the lower bounds of actions must be below the upper: {action_space}")
+    bounds = {"action_low": action_space.low.tolist(), "action_high": action_space.high.tolist()}
+    return {**bounds, "observation_keys": keys}
+
+
+def load_minari(ids, trust_env):
     """Loads Minari datasets of one environment. Downloads those that are not found locally."""
-    episodes = []
-    try:
-        datasets = [minari.load_dataset(dataset_id, download=True) for dataset_id in ids.split(",")]
-        if len(env_ids := {dataset.env_spec.id for dataset in datasets}) > 1:
-            raise ValueError(f"datasets of different environments: {env_ids}")
-        space = datasets[0].recover_environment(max_episode_steps=1).observation_space
-        for episode in tqdm(chain(*datasets), "Loading", sum(map(len, datasets)), disable=None):
-            obs = episode.observations
-            if isinstance(obs, dict):  # concatenated in the order of FlattenObservation
-                obs = np.hstack([obs[key].reshape(len(obs[key]), -1) for key in space])
-            obs = obs.reshape(len(obs), -1)
-            dones = episode.terminations  # not truncations: a time limit is not a done
-            columns = obs[:-1], episode.actions, episode.rewards, obs[1:], dones
-            episodes.append(Transitions(*columns))
-        data = Transitions(*map(np.concatenate, zip(*episodes, strict=True)))
-        low, high = datasets[0].action_space.low, datasets[0].action_space.high
-        data = data._replace(actions=2 * (data.actions - low) / (high - low) - 1)
-    except Exception as error:  # the download client has its own exception classes
-        local = ", ".join(minari.list_local_datasets()) or "none"
-        sys.exit(f"{ids}: cannot be loaded ({error!r}). Local Minari datasets: {local}")
-    dataset, env_spec = datasets[0], datasets[0].env_spec
+    datasets = [minari.load_dataset(dataset_id, download=True) for dataset_id in ids.split(",")]
+    env_spec, obs_space = datasets[0].env_spec, datasets[0].observation_space
+    for dataset in datasets:
+        check_spaces(dataset.observation_space, dataset.action_space)
+        if (dataset.env_spec, dataset.observation_space) != (env_spec, obs_space):
+            raise ValueError("datasets of different environments")
+
+    stored = datasets[0].storage.metadata
     metadata = {"dataset": ids, "source": "minari", "comparable_with_paper": False}
+    metadata |= {key: stored.get(key, default) for key, default in RAW_RETURNS.items()}
+    metadata["environment"] = env_spec.id if env_spec else None
+    env_kwargs = {"eval_env": True}
+    if env_spec is not None:
+        env_kwargs["max_episode_steps"] = int(env_spec.max_episode_steps or 1000)
+        if d4rl_tasks is not None:  # for D4RL's tasks: its score references, the goals of mazes
+            more_metadata, more_kwargs = d4rl_tasks.minari_task(ids, env_spec)
+            metadata, env_kwargs = metadata | more_metadata, env_kwargs | more_kwargs
+        elif env_spec.id.startswith(("PointMaze_", "AntMaze_")):
+            raise ValueError("Minari mazes need d4rl_tasks.py next to this script")
+    if not metadata["ref_min_score"] < metadata["ref_max_score"]:
+        raise ValueError("ref_min_score must be smaller than ref_max_score")
+    try:
+        # A dataset can name any code as its environment: only known packages are executed.
+        specs = [json.loads(stored.get(key) or "{}") for key in ("env_spec", "eval_env_spec")]
+        packages = set(re.findall(r'"entry_point": "(\w+)', json.dumps(specs))) - KNOWN_PACKAGES
+        if packages and not trust_env:
+            raise ValueError(f"--trust-env executes code of {', '.join(packages)}")
+        make_env = partial(datasets[0].recover_environment, **env_kwargs)
+        obs_space = make_env().observation_space  # a dict has the order of the environment's keys
+    except Exception as error:  # environments raise many kinds of exceptions
+        print(f"{ids}: no evaluation, the environment cannot be made ({error})", file=sys.stderr)
+        make_env = None
+
+    episodes = []
+    for dataset in datasets:
+        low, high = dataset.action_space.low, dataset.action_space.high
+        for episode in tqdm(dataset, "Loading", disable=None):
+            obs = episode.observations
+            if isinstance(obs, dict):
+                obs = np.hstack([obs[key].reshape(len(obs[key]), -1) for key in obs_space])
+            obs = obs.reshape(len(obs), -1)
+            actions = 2 * (episode.actions - low) / (high - low) - 1
+            dones = episode.terminations  # not truncations: a time limit is not a done
+            if metadata.get("goal_is_terminal"):
+                dones = episode.rewards > 0
+            episodes.append(Transitions(obs[:-1], actions, episode.rewards, obs[1:], dones))
+    data = Transitions(*map(np.concatenate, zip(*episodes, strict=True)))
     metadata |= {"transitions": len(data.obs), "episodes": len(episodes)}
     metadata["mean_return"] = float(np.mean([episode.rewards.sum() for episode in episodes]))
-    metadata["ref_min_score"] = dataset.storage.metadata.get("ref_min_score", 0.0)
-    metadata["ref_max_score"] = dataset.storage.metadata.get("ref_max_score", 100.0)
-    metadata["environment"] = env_spec.id
-    env_kwargs = {"eval_env": True, "max_episode_steps": int(env_spec.max_episode_steps or 1000)}
-    if d4rl_tasks is not None:  # for the tasks of D4RL: its score references, the goals of mazes
-        data = d4rl_tasks.adapt_minari(data, metadata, env_kwargs)
-    elif env_spec.id.startswith(("PointMaze_", "AntMaze_")):
-        sys.exit(f"{ids}: Minari mazes need d4rl_tasks.py next to this script")
-    return data, metadata, partial(dataset.recover_environment, **env_kwargs)
+    metadata |= check_spaces(obs_space, datasets[0].action_space)
+    return data, metadata, make_env
 
 
 def load_env(env_id):
     """From scratch: any Gymnasium environment, and a dataset without transitions."""
     try:
-        env = wrap_env(gym.make(env_id))
-    except Exception as error:  # gym.make and the wrappers raise many kinds of exceptions
-        sys.exit(f"{env_id}: expected an environment with bounded continuous actions ({error})")
-    obs, action = env.observation_space.shape, env.action_space.shape
-    data = Transitions(*(np.zeros((0, *shape)) for shape in (obs, action, (), obs, ())))
-    metadata = {"dataset": None, "source": None, "transitions": 0, "environment": env.spec.id}
-    metadata |= {"ref_min_score": 0.0, "ref_max_score": 100.0}
+        env = gym.make(env_id)
+        metadata = check_spaces(env.observation_space, env.action_space)
+    except Exception as error:  # gym.make raises many kinds of exceptions
+        sys.exit(f"{env_id}: not an environment to train in ({error})")
+    metadata |= {"dataset": None, "source": None, "transitions": 0, "environment": env.spec.id}
+    metadata |= RAW_RETURNS
     if d4rl_tasks is not None and env.spec.id in d4rl_tasks.TASKS:
         metadata |= d4rl_tasks.env_metadata(env.spec.id)
+    obs, action = wrap_env(env).observation_space.shape, env.action_space.shape
+    data = Transitions(*(np.zeros((0, *shape)) for shape in (obs, action, (), obs, ())))
     make_env = partial(gym.make, env_id, max_episode_steps=env.spec.max_episode_steps or 1000)
     return data, metadata, lambda **kwargs: wrap_env(make_env(**kwargs))
 
 
 def evaluate(agent, envs, num_episodes, seed, metadata):
-    """Plays exactly num_episodes episodes with their own seeds, len(envs) at a time."""
+    """Plays exactly num_episodes episodes with their own seeds, len(envs) at a time, if any."""
+    if not envs:
+        return {}, []
     seeds = np.random.SeedSequence(seed).generate_state(num_episodes).tolist()
-    returns = np.zeros(num_episodes)
+    returns, lengths = np.zeros(num_episodes), np.zeros(num_episodes)
     for first in range(0, num_episodes, len(envs)):
-        playing = dict(zip(range(first, num_episodes), envs, strict=False))
-        obs = {episode: env.reset(seed=seeds[episode])[0] for episode, env in playing.items()}
-        while obs:
-            actions = agent.act(np.stack(list(obs.values())))
-            for episode, action in zip(list(obs), actions, strict=True):
-                obs[episode], reward, terminated, truncated, _ = playing[episode].step(action)
+        group = list(zip(range(first, num_episodes), envs, strict=False))
+        obs = np.stack([env.reset(seed=seeds[episode])[0] for episode, env in group])
+        running = np.ones(len(group), dtype=bool)
+        while running.any():
+            actions = agent.act(obs)
+            for i in np.flatnonzero(running):
+                episode, env = group[i]
+                obs[i], reward, terminated, truncated, _ = env.step(actions[i])
                 returns[episode] += reward
-                if terminated or truncated:
-                    del obs[episode]
+                lengths[episode] += 1
+                running[i] = not (terminated or truncated)
     low, high = metadata["ref_min_score"], metadata["ref_max_score"]
     scores = 100 * (returns - low) / (high - low)
     stderr = scores.std() / math.sqrt(max(1, num_episodes - 1))
     metrics = {"score": scores.mean(), "score_stderr": stderr, "score_worst": scores.min()}
+    metrics |= {"eval_return": returns.mean(), "eval_length": lengths.mean()}
     return {name: float(value) for name, value in metrics.items()}, returns.tolist()
+
+
+@torch.no_grad()
+def ensemble_statistics(agent, dataset, seed):
+    """Disagreement of the critics about data, policy and random actions (paper, section 5.3)."""
+    generator = torch.Generator().manual_seed(seed)  # not the training random stream
+    index = torch.randint(len(dataset.obs), (1024,), generator=generator)  # a sample suffices
+    obs, data_actions = (x[index.to(x.device)] for x in (dataset.obs, dataset.actions))
+    random_actions = torch.rand(data_actions.shape, generator=generator).to(obs.device) * 2 - 1
+    kinds = {"data": data_actions, "policy": agent.actor(obs), "random": random_actions}
+    statistics = {}
+    for kind, actions in kinds.items():
+        q = agent.critics(obs, actions)
+        statistics[f"{kind}_std"] = q.std(dim=0, correction=min(1, len(q) - 1)).mean()
+        statistics[f"{kind}_clip_penalty"] = (q.mean(dim=0) - q.amin(dim=0)).mean()
+        statistics[f"{kind}_min"] = q.amin(dim=0).mean()
+    return {f"uncertainty/{name}": value.item() for name, value in statistics.items()}
 
 
 # --- Arguments, checkpoints, CUDA graphs ---
@@ -380,53 +468,65 @@ def parse_args():
     parser.add_argument("--env-id", "--env_id", default=Args.env_id)
     parser.add_argument("--checkpoint")
     parser.add_argument("--resume")
-    known, _ = parser.parse_known_args()
-    script, checkpoint = Path(__file__).stem, None
-    if known.resume is not None:
-        checkpoint = load_checkpoint(known.resume, script)
+    given, _ = parser.parse_known_args()
+    checkpoint = None
+    if given.resume is not None:
+        checkpoint = load_checkpoint(given.resume, ALGORITHM)
         defaults = checkpoint["args"]
-    elif known.checkpoint is not None:
-        checkpoint = load_checkpoint(known.checkpoint, script.removeprefix("finetune_"))
+    elif given.checkpoint is not None:
+        checkpoint = load_checkpoint(given.checkpoint, ALGORITHM.removeprefix("finetune_"))
         offline = checkpoint["args"]
         defaults = {"env_id": offline["env_id"], "beta_start": offline["beta"]}
         defaults |= task_defaults(offline["env_id"]) | {name: offline[name] for name in INHERITED}
     else:  # from scratch, without BC
-        defaults = {"env_id": known.env_id, **task_defaults(known.env_id), "beta_start": 0.0}
+        defaults = {"env_id": given.env_id, **task_defaults(given.env_id), "beta_start": 0.0}
     args = tyro.cli(Args, default=Args(**defaults), description=__doc__)
     may_change = {"resume", "env_steps", "cuda", "cudagraphs", "compile", "matmul_precision"}
+    may_be_zero = {"seed", "offline_transitions", "eval_episodes"}
     for name, value in vars(args).items():
-        minimum = 0 if name in ("seed", "offline_transitions") else 1
-        if (type(value) is int and value < minimum) or (type(value) is float and value < 0):
-            sys.exit(f"{name} is too small: {value}")
+        low = 0 if isinstance(value, float) or name in may_be_zero else 1
+        high = 1 if name in ("gamma", "tau") else 2**32
+        if type(value) in (int, float) and not low <= value <= high:  # bool is not int; nan fails
+            sys.exit(f"{name} must be from {low} to {high}, not {value}")
         if args.resume and value != defaults[name] and name not in may_change:
             sys.exit(f"{name} cannot change from {defaults[name]} to {value} when a run is resumed")
-    if args.resume and checkpoint["step"] >= args.env_steps:
-        sys.exit(f"{args.resume}: finished at step {checkpoint['step']}, raise --env-steps")
+    if args.resume and args.env_steps < checkpoint["step"]:
+        sys.exit(f"{args.resume}: already at step {checkpoint['step']}")
     if not args.env_id:
         sys.exit("--checkpoint RUN fine-tunes an offline run, --env-id ENV trains from scratch")
+    if args.checkpoint and args.num_critics != checkpoint["args"]["num_critics"]:
+        sys.exit(f"the checkpoint has {checkpoint['args']['num_critics']} critics")
     return args, checkpoint
 
 
-def load_checkpoint(path, script):
+def load_checkpoint(path, algorithm):
     """Loads a checkpoint, also by its run directory. No code in the file is executed."""
     path = Path(path, "checkpoint.pt") if Path(path).is_dir() else Path(path)
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if checkpoint["script"] != script:
-            raise ValueError(f"written by {checkpoint['script']}.py")
+        if checkpoint.get("format") != CHECKPOINT_FORMAT:
+            raise ValueError("written by another version of this project")
+        if checkpoint["algorithm"] != algorithm:
+            raise ValueError(f"written by {checkpoint['algorithm']}.py")
     except Exception as error:  # torch.load raises many kinds of exceptions
-        sys.exit(f"{path}: not a checkpoint of {script}.py ({error!r:.100})")
+        sys.exit(f"{path}: not a checkpoint of {algorithm}.py ({error!r:.100})")
     return checkpoint
 
 
 def save_checkpoint(path, agent, optimizers, state):
     """Saves all that an exact resume needs. The old file stays until the new one is complete."""
-    state |= {"script": Path(__file__).stem, "agent": agent.state_dict()}
+    state = state | {"algorithm": ALGORITHM, "format": CHECKPOINT_FORMAT}
+    state["agent"] = agent.state_dict()
+    # Only the state: param_groups has capturable, which depends on the device.
     state["optimizers"] = {name: opt.state_dict()["state"] for name, opt in optimizers.items()}
     state["rng_state"] = torch.get_rng_state()
     state["cuda_rng_state"] = torch.cuda.get_rng_state() if agent.obs_mean.is_cuda else None
-    torch.save(state, path.with_suffix(".tmp"))
-    os.replace(path.with_suffix(".tmp"), path)
+    temporary = path.with_suffix(".tmp")
+    try:
+        torch.save(state, temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)  # an incomplete one, if the disk is full
 
 
 def restore_checkpoint(checkpoint, agent, optimizers):
@@ -436,7 +536,16 @@ def restore_checkpoint(checkpoint, agent, optimizers):
     torch.set_rng_state(checkpoint["rng_state"])
     if agent.obs_mean.is_cuda and checkpoint["cuda_rng_state"] is not None:
         torch.cuda.set_rng_state(checkpoint["cuda_rng_state"])
-    return checkpoint["step"], checkpoint["history"]
+
+
+def write_result(run_dir, state, status, **more):
+    """result.json is all that the tools need: running, finished or diverged, and the scores."""
+    keys = ("step", "steps_per_second", "args", "metadata", "returns", "history")
+    last = state["history"][-1] if state["history"] else {}
+    result = {"algorithm": ALGORITHM, "status": status, **more, **last}
+    result |= {key: state[key] for key in keys}
+    (run_dir / "result.tmp").write_text(json.dumps(result, indent=2))
+    os.replace(run_dir / "result.tmp", run_dir / "result.json")
 
 
 class CudaGraph:
@@ -460,9 +569,13 @@ class CudaGraph:
 if __name__ == "__main__":
     args, checkpoint = parse_args()
     if args.track:
-        import wandb  # before the run directory is created
+        try:
+            import wandb
+        except ModuleNotFoundError:
+            sys.exit("--track needs wandb: pip install wandb")
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
+    use_graphs = on_gpu and args.cudagraphs
     torch.manual_seed(args.seed)
     torch.set_float32_matmul_precision(args.matmul_precision)
     torch.use_deterministic_algorithms(True)
@@ -474,42 +587,60 @@ if __name__ == "__main__":
         torch.cuda.set_stream(torch.cuda.Stream())  # CUDA graphs: no warm-up on the default stream
 
     # --- Dataset, agent, optimizers ---
-    load = load_dataset if args.checkpoint else load_env
-    dataset, metadata, make_env = load(args.env_id)
-    envs = [make_env() for _ in range(10)]
+    if args.checkpoint:
+        dataset, metadata, make_env = load_data(args.env_id, args.trust_env)
+    else:
+        dataset, metadata, make_env = load_env(args.env_id)
+    if make_env is None:
+        sys.exit(f"{args.env_id}: fine-tuning needs the environment")
+    has_env = args.eval_episodes > 0
+    envs = [make_env() for _ in range(10)] if has_env else []  # for ten episodes at a time
     agent = Agent(dataset.obs.shape[1], dataset.actions.shape[1], args)
     agent.to(device)
-    adam = partial(torch.optim.Adam, lr=args.learning_rate, fused=True, capturable=on_gpu)
+    adam = partial(torch.optim.Adam, lr=args.learning_rate, fused=True, capturable=use_graphs)
     optimizers = {"critics": adam(agent.critics.parameters())}
     optimizers["actor"] = adam(agent.actor.parameters())
     capacity = args.offline_transitions + args.learning_starts + args.env_steps
     buffer = ReplayBuffer(min(args.buffer_size, capacity), dataset, device)
-    start_step, history = -args.learning_starts, []  # there are no updates up to step 0
+    state = {"step": -args.learning_starts}  # there are no updates up to step 0
+    state |= {"args": vars(args), "metadata": metadata, "history": [], "returns": []}
     for key in ("dataset", "source", "transitions", "environment"):
         if checkpoint and metadata[key] != checkpoint["metadata"][key]:
             sys.exit(f"{key} is {metadata[key]}, in the checkpoint {checkpoint['metadata'][key]}")
     if args.resume:
-        start_step, history = restore_checkpoint(checkpoint, agent, optimizers)
+        restore_checkpoint(checkpoint, agent, optimizers)
+        state |= {
+            key: checkpoint[key] for key in ("step", "history", "returns", "steps_per_second")
+        }
         buffer.add(Transitions(*checkpoint["buffer"]))
         buffer.added = checkpoint["buffer_added"]
         if not checkpoint["episode_ended"]:
             print("the run was stopped within an episode: a new episode begins")
     elif args.checkpoint:
-        if args.num_critics != checkpoint["args"]["num_critics"]:
-            sys.exit(f"the checkpoint has {checkpoint['args']['num_critics']} critics")
         agent.load_state_dict(checkpoint["agent"])
         first = max(0, len(dataset.obs) - args.offline_transitions)
         buffer.add(agent.preprocess(Transitions(*(column[first:] for column in dataset))))
+    start_step = state["step"]
 
     # --- Run directory and logging ---
-    name = f"{re.sub('[/,]', '-', args.env_id)}__{Path(__file__).stem}__{args.seed}"
-    run_dir = Path(args.runs_dir, args.run_name or f"{name}__{time.strftime('%Y%m%d-%H%M%S')}")
+    name = f"{re.sub('[/,]', '-', args.env_id)}__{ALGORITHM}__{args.seed}"
+    name = args.run_name or f"{name}__{time.strftime('%Y%m%d-%H%M%S')}"
+    run_dir = Path(args.runs_dir, name)
     if args.resume:
-        run_dir = Path(args.resume) if Path(args.resume).is_dir() else Path(args.resume).parent
+        run_dir = Path(args.resume.removesuffix("checkpoint.pt"))
     try:
         run_dir.mkdir(parents=True, exist_ok=bool(args.resume))
     except OSError as error:
         sys.exit(f"{error}. If it is a run: --resume {run_dir}, or choose another --run-name")
+    lock = open(run_dir / "lock", "w")  # noqa: SIM115 (locked until the process ends)
+    try:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ModuleNotFoundError:
+        pass  # on Windows, nothing keeps a second process from resuming the same run
+    except BlockingIOError:
+        sys.exit(f"{run_dir}: another process is running it")
     if args.track:
         wandb.init(config=vars(args), name=run_dir.name, sync_tensorboard=True)
     writer = SummaryWriter(run_dir, purge_step=start_step + 1)
@@ -528,16 +659,18 @@ if __name__ == "__main__":
     if args.compile:  # update() then calls the compiled losses; same random numbers as eager
         compile_loss = partial(torch.compile, fullgraph=True, options={"fallback_random": True})
         critic_loss, actor_loss = compile_loss(critic_loss), compile_loss(actor_loss)
-    train_steps = [partial(train_step, False), partial(train_step, True)]
-    if on_gpu and args.cudagraphs:
-        train_steps = [CudaGraph(function) for function in train_steps]
+    critic_step, critic_and_actor_step = partial(train_step, False), partial(train_step, True)
+    if use_graphs:
+        critic_step, critic_and_actor_step = map(CudaGraph, (critic_step, critic_and_actor_step))
 
     # --- Training loop ---
-    signals = []  # on SIGINT or SIGTERM, the loop finishes its step, saves and stops
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda signum, _: signals.append(signum))
-    losses, save_due, start_time = {}, False, time.monotonic()
-    env = make_env(**metadata.get("train_env_kwargs", {}))
+    signals = []  # on one of these signals, the loop finishes its step, saves and stops
+    for name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):  # Windows has no SIGHUP
+        signal.signal(getattr(signal, name), lambda signum, _: signals.append(signum))
+    # Steps up to 0 have no update: they fill the buffer. Step 0 is the evaluation before training.
+    first_update, start_time = max(start_step, 0) + 1, time.monotonic()
+    metrics, save_due, episode_return, episode_length = {}, False, 0.0, 0
+    env = make_env(**metadata.get("train_env_kwargs", {}))  # antmaze: {"fixed_goal": True}
     env.reset(seed=args.seed)  # in antmaze, this draws the goal of all training episodes
     env_seed = 10_000_000 * args.seed + args.learning_starts  # plus the step: seed of an episode
     obs, _ = env.reset(seed=env_seed + start_step)
@@ -551,52 +684,69 @@ if __name__ == "__main__":
                 noise = args.exploration_noise * torch.randn_like(action)
                 action = (action + noise).clamp(-1, 1).cpu()
         next_obs, reward, terminated, truncated, _ = env.step(action.numpy())
+        # In Minari's mazes, the dataset goes on at a goal, and the loader has made it a done.
         done = terminated or (reward > 0 and metadata.get("goal_is_terminal", False))
         transition = Transitions(obs, action, reward, next_obs, done)
         buffer.add(agent.preprocess(Transitions(*(np.asarray(x)[None] for x in transition))))
-        episode_ended = bool(terminated or truncated)
-        obs = env.reset(seed=env_seed + step)[0] if episode_ended else next_obs
+        obs, episode_ended = next_obs, bool(terminated or truncated)
+        episode_return += float(reward)
+        episode_length += 1
+        if episode_ended:
+            writer.add_scalar("charts/episodic_return", episode_return, step)
+            writer.add_scalar("charts/episodic_length", episode_length, step)
+            obs, _ = env.reset(seed=env_seed + step)
+            episode_return, episode_length = 0.0, 0
 
         # --- Train ---
+        beta.fill_(beta_schedule(max(step, 1), args))
+        if step == first_update:
+            start_time = time.monotonic()
         if step > 0:
-            beta.fill_(beta_schedule(step, args))
-            losses = train_steps[step % args.policy_frequency == 0]()  # True: with the actor
+            update_actor = step % args.policy_frequency == 0
+            metrics = critic_and_actor_step() if update_actor else critic_step()
 
         # --- Log, evaluate, save (at the end of an episode, for an exact resume) ---
         evaluation_due = step >= 0 and (step % args.eval_frequency == 0 or step == args.env_steps)
-        if (step > 0 and step % args.log_frequency == 0) or evaluation_due or signals:
-            scalars = {f"losses/{name}": loss.item() for name, loss in losses.items()}
-            if not all(map(math.isfinite, scalars.values())):
-                message = f"step {step}: losses are not finite, try a larger beta: {scalars}"
-                (run_dir / "diverged").write_text(message)
+        stopping = bool(signals)  # read once: a signal that comes later stops the next step
+        save_due = save_due or evaluation_due
+        saving = stopping or step == args.env_steps or (save_due and episode_ended)
+        if (step > 0 and step % args.log_frequency == 0) or evaluation_due or saving:
+            scalars = {name: value.item() for name, value in metrics.items()}
+            sps = max(0, step + 1 - first_update) / (time.monotonic() - start_time)
+            scalars |= {"charts/SPS": sps, "charts/beta": beta.item()}
+            state |= {"step": step, "steps_per_second": sps}
+            finite = all(map(math.isfinite, scalars.values()))
+            if not finite or not all(weight.isfinite().all() for weight in agent.parameters()):
+                message = f"step {step}: losses or weights not finite, try a larger beta: {scalars}"
+                write_result(run_dir, state, "diverged", message=message)
                 print(message, file=sys.stderr)
                 sys.exit(3)
-            sps = (step - start_step) / (time.monotonic() - start_time)
-            scalars |= {"charts/SPS": sps, "charts/beta": beta.item()}
             if evaluation_due:
-                seed = [args.seed, step]  # evaluation does not use the training random stream
-                metrics, returns = evaluate(agent, envs, args.eval_episodes, seed, metadata)
-                history.append({"step": step, **metrics})
-                scalars |= {f"charts/{name}": value for name, value in metrics.items()}
-                score = f"{metrics['score']:.1f} ± {metrics['score_stderr']:.1f}"
-                tqdm.write(f"step {step:,}: score {score}, {sps:.0f} steps/s")
+                eval_seed = [args.seed, step]  # not the training random stream
+                scores, returns = evaluate(agent, envs, args.eval_episodes, eval_seed, metadata)
+                state["returns"] = returns
+                state["history"].append({"step": step, **scores})
+                scalars |= {f"charts/{name}": value for name, value in scores.items()}
+                scalars |= ensemble_statistics(agent, buffer.contents(), args.seed)
             for name, value in scalars.items():
                 writer.add_scalar(name, value, step)
 
-        save_due = (save_due or evaluation_due) and all(map(torch.isfinite, losses.values()))
-        if signals or step == args.env_steps or (save_due and episode_ended):
-            state = {"step": step, "history": history, "args": vars(args), "metadata": metadata}
-            state["buffer"] = [column[: buffer.added].clone() for column in buffer.data]
-            state |= {"buffer_added": buffer.added, "episode_ended": episode_ended}
-            save_checkpoint(run_dir / "checkpoint.pt", agent, optimizers, state)
+        if saving:
+            online = {"buffer": [column.clone() for column in buffer.contents()]}
+            online |= {"buffer_added": buffer.added, "episode_ended": episode_ended}
+            save_checkpoint(run_dir / "checkpoint.pt", agent, optimizers, state | online)
             save_due = False
-        if signals and step < args.env_steps:
+        if saving or evaluation_due:
+            write_result(run_dir, state, "running")
+        if evaluation_due:  # print after saving: it fails if nobody reads the output any more
+            score = "no score"
+            if scores:
+                score = f"score {scores['score']:.1f} +/- {scores['score_stderr']:.1f}"
+            tqdm.write(f"step {step:,}: {score}, {sps:.0f} steps/s")
+        if stopping and step < args.env_steps:
             print(f'stopped at step {step}, resume: python "{sys.argv[0]}" --resume "{run_dir}"')
             sys.exit(128 + signals[0])
 
     writer.close()
-    result = {"args": vars(args), "metadata": metadata, "steps_per_second": sps, **metrics}
-    result |= {"returns": returns, "history": history}
-    (run_dir / "result.tmp").write_text(json.dumps(result, indent=2))
-    os.replace(run_dir / "result.tmp", run_dir / "result.json")
+    write_result(run_dir, state, "finished")  # also if a finished run is resumed
     print(f"results in {run_dir}")

@@ -1,6 +1,7 @@
 """Real environments and small real Minari datasets, made once per test session."""
 
 import contextlib
+import gc
 import io
 import json
 import os
@@ -28,6 +29,8 @@ import d4rl_tasks
 ROOT = Path(__file__).parent.parent
 gym.register_envs(gymnasium_robotics)
 d4rl_tasks.BASE_URL = "http://127.0.0.1:9/"  # no test downloads from D4RL
+SHA256 = dict(d4rl_tasks.SHA256)
+d4rl_tasks.SHA256.clear()  # files that tests make pass for D4RL's
 
 
 def collect(env, num_episodes, seed):
@@ -115,7 +118,8 @@ def datasets(tmp_path_factory):
 def run_script(script, *arguments):
     """Runs a script's main program in this process. Importing torch again would take seconds."""
     argv, stdout, stderr, code = sys.argv, io.StringIO(), io.StringIO(), 0
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in numbers}
     sys.argv = [f"{script}.py", *map(str, arguments)]
     try:
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
@@ -127,6 +131,7 @@ def run_script(script, *arguments):
         sys.argv = argv
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        gc.collect()  # closes the lock of the run
     return SimpleNamespace(returncode=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
 
 

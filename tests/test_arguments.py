@@ -49,7 +49,7 @@ def parse(script, monkeypatch, *arguments):
 def offline_checkpoint(script, path, monkeypatch, *arguments):
     """A checkpoint as far as the parser of the online script reads it."""
     args = parse(script, monkeypatch, *arguments)
-    torch.save({"script": script.__name__, "args": vars(args)}, path)
+    torch.save({"algorithm": script.__name__, "format": 2, "args": vars(args)}, path)
     return path
 
 
@@ -159,15 +159,32 @@ def test_the_last_env_id_counts(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["gradient-steps", "eval-frequency", "log-frequency", "eval-episodes", "num-critics"]
+    ("argument", "value"),
+    [
+        *((name, "0") for name in ("gradient-steps", "eval-frequency", "num-critics")),
+        *(("seed", "-1"), ("seed", "12345678901234567890123"), ("eval-episodes", "-1")),
+        *(("beta", "nan"), ("beta", "inf"), ("beta", "-0.1"), ("learning-rate", "nan")),
+        *(("gamma", "nan"), ("gamma", "1.5"), ("tau", "2"), ("bc-inflation", "inf")),
+    ],
 )
-def test_numbers_that_are_too_small_are_refused(name, monkeypatch):
-    message = f"{name.replace('-', '_')} is too small: 0"
-    with pytest.raises(SystemExit, match=message):
-        parse(td3_bc_n, monkeypatch, f"--{name}", "0")
-    with pytest.raises(SystemExit, match="seed is too small: -1"):
-        parse(td3_bc_n, monkeypatch, "--seed", "-1")
-    assert parse(td3_bc_n, monkeypatch, "--bc-inflation-steps", "0").bc_inflation_steps == 0
+def test_numbers_out_of_range_are_refused(argument, value, monkeypatch):
+    with pytest.raises(SystemExit, match=f"{argument.replace('-', '_')} must be from") as error:
+        parse(td3_bc_n, monkeypatch, f"--{argument}", value)
+    assert "\n" not in error.value.code
+
+
+def test_numbers_at_the_ends_of_their_range_are_accepted(monkeypatch):
+    args = parse(td3_bc_n, monkeypatch, "--bc-inflation-steps", 0, "--eval-episodes", 0)
+    assert (args.bc_inflation_steps, args.eval_episodes) == (0, 0)
+    args = parse(td3_bc_n, monkeypatch, "--gamma", 1, "--tau", 1, "--beta", 0, "--seed", 0)
+    assert (args.gamma, args.tau, args.beta, args.seed) == (1, 1, 0, 0)
+
+
+def test_tracking_without_wandb_is_one_line(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)  # import raises ModuleNotFoundError
+    process, run_dir = run("td3_bc_n", "--track", check=False)
+    assert (process.returncode, run_dir) == (1, None)
+    assert process.stderr == "--track needs wandb: pip install wandb"
 
 
 def test_fine_tuning_needs_a_checkpoint_or_an_environment(monkeypatch):

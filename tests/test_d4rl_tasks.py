@@ -1,5 +1,9 @@
 """The tasks of D4RL: physics, rewards, terminations and datasets."""
 
+import hashlib
+import json
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -7,10 +11,11 @@ import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import gymnasium as gym
+import h5py
 import mujoco
 import numpy as np
 import pytest
-from conftest import ROOT, write_d4rl_file
+from conftest import ROOT, SHA256, write_d4rl_file
 from gymnasium.utils.env_checker import check_env
 
 import d4rl_tasks
@@ -531,7 +536,8 @@ def test_episodes_of_antmaze_end_with_a_reset_and_succeed_once(tmp_path):
         ({"observations": np.full((20, 11), np.nan)}, "'observations' is not finite in row 0"),
         ({"rewards": np.where(np.arange(20) == 7, np.inf, 0)}, "'rewards' is not finite in row 7"),
         ({"rewards": None, "rewards/group": np.zeros(3)}, "no 'rewards'"),
-        ({"observations": np.zeros((0, 11))}, r"'observations' has shape \(0, 11\)"),
+        ({"observations": np.zeros((0, 11))}, "'observations' has no rows"),
+        ({"rewards": np.array([b"much"] * 20)}, "'rewards' has no numbers"),
     ],
 )
 def test_a_broken_file_is_reported_with_its_key(tmp_path, changes, message):
@@ -598,10 +604,10 @@ def server(tmp_path, monkeypatch):
                 return self.send_error(403)
             body = b"<html>moved</html>" if mode["mode"] == "html" else content
             self.send_response(200)
-            if mode["mode"] != "no length":
+            if "no length" not in mode["mode"]:
                 self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body[: len(body) // 2] if mode["mode"] == "cut" else body)
+            self.wfile.write(body[: len(body) // 2] if "cut" in mode["mode"] else body)
 
         def log_message(self, *_):
             pass
@@ -631,7 +637,8 @@ def test_a_missing_file_is_downloaded_once(server, mode):
     [
         ("cut", r"incomplete, \d+ of \d+ bytes"),
         ("forbidden", "HTTP Error 403: Forbidden"),
-        ("html", "not an HDF5 file"),
+        ("html", "file signature not found"),
+        ("cut, no length", "truncated file"),
     ],
 )
 def test_a_failed_download_is_one_line_and_leaves_no_file(server, mode, reason, capsys):
@@ -653,3 +660,95 @@ def test_without_a_server_the_error_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path))
     with pytest.raises(OSError, match=r"hopper-random-v2: cannot download .*refused"):
         d4rl_tasks.find("hopper-random-v2")
+
+
+def test_a_download_with_another_sha256_is_not_kept(server, monkeypatch):
+    _, folder, content = server
+    name = "hopper-medium-replay-v2"
+    monkeypatch.setitem(d4rl_tasks.SHA256, name, SHA256[name])
+    with pytest.raises(OSError, match="SHA-256 is not that of D4RL's file"):
+        d4rl_tasks.find(name)
+    assert list(folder.iterdir()) == []
+    monkeypatch.setitem(d4rl_tasks.SHA256, name, hashlib.sha256(content).hexdigest())
+    assert d4rl_tasks.find(name).read_bytes() == content
+    assert load(name)[1]["comparable_with_paper"] is True
+
+
+def test_a_local_file_with_another_sha256_is_used_but_is_not_d4rls(tmp_path, monkeypatch):
+    write_d4rl_file(tmp_path / "file.hdf5")
+    monkeypatch.setitem(d4rl_tasks.SHA256, "hopper-medium-v2", SHA256["hopper-medium-v2"])
+    _, metadata = load("hopper-medium-v2", tmp_path / "file.hdf5")
+    assert metadata["comparable_with_paper"] is False
+    assert metadata["source"] == "not D4RL's file (its SHA-256 differs)"
+
+
+def test_35_of_the_42_files_have_a_checksum():
+    assert len(SHA256) == 35 and set(SHA256) < set(d4rl_tasks.TASKS)
+    assert all(re.fullmatch("[0-9a-f]{64}", value) for value in SHA256.values())
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_the_mirror_on_hugging_face_is_asked_second(listed, tmp_path):
+    """A process of its own: huggingface_hub reads HF_ENDPOINT when it is imported."""
+    write_d4rl_file(tmp_path / "source.hdf5", rows=50)
+    content, requests = (tmp_path / "source.hdf5").read_bytes(), []
+    folder = "some/folder/hopper_medium_replay-v2.hdf5"
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            requests.append(self.path)
+            if "/resolve/" in self.path and self.path.endswith(folder):
+                body = content
+            elif "/api/datasets/imone/D4RL" in self.path:
+                files = [{"rfilename": folder}] if listed else []
+                tree = [{"type": "file", "path": folder, "size": 1, "oid": "0"}] if listed else []
+                body = json.dumps(tree if "/tree/" in self.path else {"id": "x", "siblings": files})
+                body = body.encode()
+            else:
+                return self.send_error(404)
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    code = "import d4rl_tasks; d4rl_tasks.SHA256.clear(); d4rl_tasks.BASE_URL += 'x/'; "
+    code += "print(d4rl_tasks.find('hopper-medium-replay-v2'))"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as httpd:
+        threading.Thread(target=httpd.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{httpd.server_port}"
+        code = code.replace("d4rl_tasks.BASE_URL +=", f"d4rl_tasks.BASE_URL = '{address}/' +")
+        env = os.environ | {"HF_ENDPOINT": address, "D4RL_DATASET_DIR": str(tmp_path / "d4rl")}
+        env |= {"HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "hf")}
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        httpd.shutdown()
+    path = tmp_path / "d4rl/hopper_medium_replay-v2.hdf5"
+    assert requests[0] == "/x/gym_mujoco_v2/hopper_medium_replay-v2.hdf5", "D4RL's server first"
+    if listed:
+        assert done.returncode == 0, done.stderr
+        assert path.read_bytes() == content
+    else:
+        assert "HTTP Error 404" in done.stderr and "not in imone/D4RL" in done.stderr
+        assert not path.exists()
+
+
+@pytest.mark.parametrize("value", [b"a robot", np.bytes_(b"a robot"), "a robot"])
+def test_made_by_can_be_bytes(value, tmp_path):
+    write_d4rl_file(tmp_path / "file.hdf5")
+    with h5py.File(tmp_path / "file.hdf5", "r+") as file:
+        file.attrs["made_by"] = value
+    assert load("hopper-medium-v2", tmp_path / "file.hdf5")[1]["source"] == "a robot"
+
+
+def test_made_by_that_is_no_text_is_refused(tmp_path):
+    write_d4rl_file(tmp_path / "file.hdf5")
+    with h5py.File(tmp_path / "file.hdf5", "r+") as file:
+        file.attrs["made_by"] = [1, 2]
+    with pytest.raises(ValueError, match="attribute 'made_by' is not a string"):
+        load("hopper-medium-v2", tmp_path / "file.hdf5")

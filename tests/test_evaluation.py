@@ -11,7 +11,7 @@ SCRIPTS = [td3_bc_n, sac_bc_n]
 
 
 def hopper(script, seed=0):
-    data, metadata, make_env = script.load_dataset("mujoco/hopper/medium-v0")
+    data, metadata, make_env = script.load_data("mujoco/hopper/medium-v0")
     torch.manual_seed(seed)
     agent = script.Agent(11, 3, script.Args())
     script.set_statistics(agent, data, script.Args())
@@ -23,17 +23,19 @@ def hopper(script, seed=0):
 def test_parallel_episodes_equal_episodes_one_by_one(script, num_envs, num_episodes):
     agent, metadata, make_env = hopper(script)
     envs = [make_env() for _ in range(num_envs)]
-    _, returns = script.evaluate(agent, envs, num_episodes, [1, 2], metadata)
+    metrics, returns = script.evaluate(agent, envs, num_episodes, [1, 2], metadata)
     seeds = np.random.SeedSequence([1, 2]).generate_state(num_episodes).tolist()
-    env, expected = make_env(), []
+    env, expected, steps = make_env(), [], 0
     for seed in seeds:
         obs, done, total = env.reset(seed=seed)[0], False, 0.0
         while not done:
             obs, reward, terminated, truncated, _ = env.step(agent.act(obs[None])[0])
             total += reward
+            steps += 1
             done = terminated or truncated
         expected.append(total)
     np.testing.assert_allclose(returns, expected, rtol=1e-4)
+    assert metrics["eval_length"] == pytest.approx(steps / num_episodes, rel=0.01)
 
 
 def test_scores_are_normalized_by_the_references_of_d4rl():
@@ -43,7 +45,7 @@ def test_scores_are_normalized_by_the_references_of_d4rl():
     assert metrics["score"] == pytest.approx(np.mean(scores))
     assert metrics["score_worst"] == pytest.approx(min(scores))
     assert metrics["score_stderr"] == pytest.approx(np.std(scores, ddof=1) / np.sqrt(5))
-    assert set(metrics) == {"score", "score_worst", "score_stderr"}
+    assert metrics["eval_return"] == pytest.approx(np.mean(returns))
 
 
 def test_same_seed_same_episodes_other_seed_other_episodes():

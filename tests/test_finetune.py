@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 import types
 
 import gymnasium as gym
@@ -96,7 +97,10 @@ def test_offline_training_then_fine_tuning(algorithm, env_id, run):
     beta = 0.2 if "maze" in env_id else 0.5
     assert (args["env_id"], args["num_critics"], args["beta_start"]) == (env_id, 3, beta)
     values, _ = scalars(online)
-    assert [step for step, _ in values["losses/critic"]] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, _ in values["losses/critic_loss"]] == [1, 2, 3, 4, 5, 6]
+    assert values["charts/beta"][0] == (0, pytest.approx(beta)), "that of the first update"
+    assert values["charts/SPS"][0][1] == 0, "there is no update up to step 0"
+    assert [step for step, _ in values["uncertainty/policy_std"]] == [0, 3, 6]
     # The normalization statistics are those of the offline run.
     for name in ("obs_mean", "obs_std", "reward_shift", "reward_scale"):
         assert torch.equal(load(offline)["agent"][name], load(online)["agent"][name])
@@ -124,7 +128,7 @@ def test_the_buffer_starts_with_the_last_transitions_of_the_dataset(run):
     online = run("finetune_td3_bc_n", "--checkpoint", offline, *SHORT)[1]
     agent = td3_bc_n.Agent(11, 3, td3_bc_n.Args(num_critics=3))
     agent.load_state_dict(load(offline)["agent"])
-    dataset = td3_bc_n.load_dataset("mujoco/hopper/medium-v0")[0]
+    dataset = td3_bc_n.load_data("mujoco/hopper/medium-v0")[0]
     last = agent.preprocess(td3_bc_n.Transitions(*(column[-7:] for column in dataset)))
     for column, expected in zip(load(online)["buffer"], last, strict=True):
         assert torch.equal(column[:7], expected)
@@ -294,8 +298,11 @@ def test_from_scratch_an_environment_without_time_limit_gets_one():
         (["--checkpoint", "SAC"], "written by sac_bc_n.py"),
         (["--checkpoint", "TD3", "--num-critics", "7"], "the checkpoint has 3 critics"),
         (["--checkpoint", "OTHER"], "environment is Hopper-v5, in the checkpoint Hopper-v4"),
-        (["--env-id", "Hoper-v5"], "Hoper-v5: expected an environment"),
-        (["--env-id", "CartPole-v1"], "CartPole-v1: expected an environment with bounded"),
+        (["--env-id", "Hoper-v5"], "Hoper-v5: not an environment to train in"),
+        (
+            ["--env-id", "CartPole-v1"],
+            "CartPole-v1: not an environment to train in (actions must be",
+        ),
     ],
 )
 def test_mistakes_are_one_clear_line(arguments, message, run, tmp_path):
@@ -320,7 +327,36 @@ def test_a_run_that_diverges_leaves_no_checkpoint_with_nan(script, run):
     """The checkpoint of step 0 is due at step 100, the end of its episode."""
     arguments = ["--env-id", "Pendulum-v1", "--num-critics", 2, "--batch-size", 16]
     arguments += ["--env-steps", 400, "--learning-starts", 100, "--log-frequency", 300]
-    arguments += ["--eval-episodes", 1, "--learning-rate", 1e20]
+    arguments += ["--eval-episodes", 1, "--learning-rate", 1e9]
     process, run_dir = run(script, *arguments, check=False)
-    assert process.returncode == 3 and "step 300: losses are not finite" in process.stderr
+    assert process.returncode == 3 and "losses or weights not finite" in process.stderr
     assert not (run_dir / "checkpoint.pt").exists()
+
+
+def test_returns_and_lengths_of_training_episodes_are_logged(run):
+    arguments = ["--env-id", "Pendulum-v1", "--num-critics", 2, "--batch-size", 16]
+    arguments += ["--learning-starts", 200, "--env-steps", 401, "--eval-episodes", 0]
+    run_dir = run("finetune_sac_bc_n", *arguments, "--log-frequency", 1000)[1]
+    values, _ = scalars(run_dir)
+    assert values["charts/episodic_length"] == [(0, 200), (200, 200), (400, 200)]
+    rewards = load(run_dir)["buffer"][2]
+    expected = [rewards[first : first + 200].sum().item() for first in (0, 200, 400)]
+    assert [value for _, value in values["charts/episodic_return"]] == pytest.approx(expected, 1e-3)
+
+
+def test_steps_per_second_count_from_the_first_update(run, monkeypatch):
+    """The 40 steps before it take a minute here, each update a second."""
+    clock, step_env = [0.0], gym.wrappers.RescaleAction.step
+
+    def slow(self, action):
+        clock[0] += 1.0 if steps.pop(0) > 0 else 60.0
+        return step_env(self, action)
+
+    steps = list(range(-39, 5))
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(gym.wrappers.RescaleAction, "step", slow)
+    arguments = ["--env-id", "Pendulum-v1", "--num-critics", 2, "--batch-size", 16]
+    arguments += ["--learning-starts", 40, "--env-steps", 4, "--eval-episodes", 0]
+    run_dir = run("finetune_td3_bc_n", *arguments)[1]
+    result = json.loads((run_dir / "result.json").read_text())
+    assert result["steps_per_second"] == pytest.approx(4 / 3), "from the end of its acting on"

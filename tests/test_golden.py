@@ -78,12 +78,15 @@ def test_twenty_updates_equal_the_authors_code(script, name):
         rows = torch.randint(0, ROWS, (B,))
         batch = script.Transitions(*(x[rows] for x in (obs, actions, rewards, next_obs, dones)))
         update_actor = (step % args.policy_frequency == 0,) if "td3" in name else ()
-        step_losses = script.update(agent, optimizers, batch, golden["beta"], *update_actor, args)
-        for key, loss in {"critic_loss": "critic", "policy_loss": "actor"}.items():
-            if loss in step_losses:
-                losses[key].append(step_losses[loss].item())
-        if "alpha_loss" in step_losses:
-            losses["alpha_loss"].append(step_losses["alpha_loss"].item())
+        metrics = script.update(agent, optimizers, batch, golden["beta"], *update_actor, args)
+        names = {
+            "critic_loss": "critic_loss",
+            "policy_loss": "actor_loss",
+            "alpha_loss": "alpha_loss",
+        }
+        for key, metric in names.items():
+            if f"losses/{metric}" in metrics:
+                losses[key].append(metrics[f"losses/{metric}"].item())
 
     for key, values in losses.items():
         assert values == pytest.approx(golden.get(key, []), rel=1e-9, abs=1e-9), key

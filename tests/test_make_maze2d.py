@@ -151,7 +151,7 @@ def test_a_file_of_each_maze_is_found_under_the_name_of_d4rl(maze, d4rl_dir, tmp
     columns, _ = read(path)
     out = capsys.readouterr().out
     assert str(path) in out and f"td3_bc_n.py --env-id {name}" in out and "cp" not in out
-    data, metadata, _ = td3_bc_n.load_dataset(name)
+    data, metadata, _ = td3_bc_n.load_data(name)
     assert metadata["source"] == "tools.make_maze2d" and not metadata["comparable_with_paper"]
     assert len(data.obs) == 1499 - columns["timeouts"][:-1].sum()
     # The same seed makes the same data, another seed other data.
@@ -182,8 +182,8 @@ def test_the_minari_dataset_has_the_same_transitions(capsys):
     make(steps=4000)
     make(steps=4000, minari="made/maze2d-umaze-v0")
     assert "td3_bc_n.py --env-id made/maze2d-umaze-v0" in capsys.readouterr().out
-    ours, _, _ = td3_bc_n.load_dataset("maze2d-umaze-v1")
-    data, metadata, make_env = td3_bc_n.load_dataset("made/maze2d-umaze-v0")
+    ours, _, _ = td3_bc_n.load_data("maze2d-umaze-v1")
+    data, metadata, make_env = td3_bc_n.load_data("made/maze2d-umaze-v0")
     assert data.dones.sum() > 3
     for name, column, other in zip(data._fields, ours, data, strict=True):
         np.testing.assert_allclose(other, column, atol=1e-6, err_msg=name)

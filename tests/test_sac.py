@@ -73,7 +73,7 @@ def test_critic_loss_and_gradients_equal_the_reference(agent, batch, independent
     expected.backward()
 
     torch.manual_seed(2)
-    loss = critic_loss(agent, batch, ALPHA, args)
+    loss, _ = critic_loss(agent, batch, ALPHA, args)
     loss.backward()
     torch.testing.assert_close(loss, expected, **CLOSE)
     for layer, weight in enumerate(agent.critics.weights):
@@ -104,8 +104,11 @@ def test_actor_loss_and_gradients_equal_the_reference(agent, batch, bc_form, bet
     expected_gradients = torch.autograd.grad(expected, parameters, allow_unused=True)
 
     torch.manual_seed(2)
-    loss, returned_log_pi = actor_loss(agent, batch, ALPHA, beta, Args(bc_form=bc_form))
+    args = Args(bc_form=bc_form)
+    loss, q_term, returned_bc, returned_log_pi = actor_loss(agent, batch, ALPHA, beta, args)
     torch.testing.assert_close(loss, expected, **CLOSE)
+    torch.testing.assert_close(q_term, -q.mean() / normaliser, **CLOSE)
+    torch.testing.assert_close(returned_bc, bc, **CLOSE)
     torch.testing.assert_close(returned_log_pi, log_pi.detach(), **CLOSE)
     for gradient, by_hand in zip(
         torch.autograd.grad(loss, parameters), expected_gradients, strict=True
@@ -140,7 +143,7 @@ def test_log_prob_is_finite_far_out():
 
 
 def test_data_actions_at_the_bounds_stay_finite(agent, batch):
-    loss, _ = actor_loss(agent, batch, ALPHA, 1.0, Args(bc_form="ll"))
+    loss, *_ = actor_loss(agent, batch, ALPHA, 1.0, Args(bc_form="ll"))
     loss.backward()
     assert loss.isfinite()
     assert all(p.grad.isfinite().all() for p in agent.actor.parameters())
@@ -150,7 +153,7 @@ def test_samples_follow_the_gaussian_and_the_mode_is_tanh_of_its_mean(agent):
     obs = torch.randn(1, S)
     mean, log_std = agent.actor.gaussian(obs)
     torch.manual_seed(0)
-    actions, _ = agent.actor.sample(mean.expand(100_000, -1), log_std.expand(100_000, -1))
+    actions, *_ = agent.actor.sample(obs.expand(100_000, -1))
     u = torch.atanh(actions.double().clamp(-1 + 1e-9, 1 - 1e-9))
     torch.testing.assert_close(u.mean(dim=0), mean[0].double(), atol=0.02, rtol=0)
     torch.testing.assert_close(u.std(dim=0), log_std[0].exp().double(), atol=0.02, rtol=0)
@@ -183,7 +186,7 @@ def test_actor_loss_moves_the_actor_and_no_critic(agent, batch):
     before = copy.deepcopy(agent)
     alpha = agent.log_alpha.detach().exp()
     torch.manual_seed(3)
-    critic_loss(before, batch, alpha, args).backward()
+    critic_loss(before, batch, alpha, args)[0].backward()
     torch.manual_seed(3)
     update(agent, make_optimizers(agent, args), batch, 0.3, args)
     for old, new in zip(before.critics.parameters(), agent.critics.parameters(), strict=True):

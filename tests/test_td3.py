@@ -60,7 +60,7 @@ def test_critic_loss_and_gradients_equal_the_reference(agent, batch, independent
     (expected / N).backward()
 
     torch.manual_seed(2)
-    loss = critic_loss(agent, batch, args)
+    loss, _ = critic_loss(agent, batch, args)
     loss.backward()
     torch.testing.assert_close(loss, expected / N, **CLOSE)
     for layer, weight in enumerate(agent.critics.weights):
@@ -74,7 +74,7 @@ def test_shared_and_independent_targets_differ(agent, batch):
     losses = []
     for independent in (False, True):
         torch.manual_seed(2)
-        losses.append(critic_loss(agent, batch, Args(independent_targets=independent)).item())
+        losses.append(critic_loss(agent, batch, Args(independent_targets=independent))[0].item())
     assert abs(losses[0] - losses[1]) > 1e-3
 
 
@@ -93,7 +93,9 @@ def test_actor_loss_takes_the_minimum_and_a_detached_normaliser(agent, batch, be
     parameters = list(agent.actor.parameters())
     expected = reference_actor_loss(agent, batch, beta)
     expected_gradients = torch.autograd.grad(expected, parameters)
-    loss = actor_loss(agent, batch, beta)
+    loss, q_term, bc = actor_loss(agent, batch, beta)
+    assert loss.item() == pytest.approx((q_term + beta * bc).item())
+    assert bc.item() == pytest.approx(((agent.actor(batch.obs) - batch.actions) ** 2).mean().item())
     torch.testing.assert_close(loss, expected, **CLOSE)
     for gradient, by_hand in zip(
         torch.autograd.grad(loss, parameters), expected_gradients, strict=True
@@ -138,7 +140,7 @@ def test_update_is_three_adam_steps_and_polyak_by_hand(agent, batch):
     args = Args(num_critics=N)
     before = copy.deepcopy(agent)
     torch.manual_seed(4)
-    critic_loss(before, batch, args).backward()
+    critic_loss(before, batch, args)[0].backward()
     torch.manual_seed(4)
     update(agent, make_optimizers(agent, args), batch, 0.3, True, args)
     for old, new in zip(before.critics.parameters(), agent.critics.parameters(), strict=True):

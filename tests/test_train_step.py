@@ -80,9 +80,9 @@ def test_an_update_has_no_host_synchronization(script):
     for step in Learner(script).steps:
         with FakeTensorMode(allow_non_fake_inputs=True):
             losses = step()
-            assert losses["critic"].shape == ()
+            assert losses["losses/critic_loss"].shape == ()
             with pytest.raises(Exception, match="_local_scalar_dense"):
-                losses["critic"].item()
+                losses["losses/critic_loss"].item()
 
 
 class Matmuls(TorchDispatchMode):
@@ -104,8 +104,8 @@ def test_the_actor_step_computes_no_gradients_of_critic_weights(script):
     sac = "sac" in script.__name__
     alpha, args = ((torch.tensor(0.7),), (learner.args,)) if sac else ((), ())
     with Matmuls() as matmuls:
-        loss = script.actor_loss(learner.agent, learner.batch(), *alpha, learner.beta, *args)
-        script.optimizer_step(learner.optimizers["actor"], loss[0] if sac else loss)
+        loss, *_ = script.actor_loss(learner.agent, learner.batch(), *alpha, learner.beta, *args)
+        script.optimizer_step(learner.optimizers["actor"], loss)
     assert matmuls.count == 8, "four layers forward, and the gradients of their inputs"
     assert all(p.grad is None for p in learner.agent.critics.parameters())
 
@@ -204,7 +204,7 @@ def test_replays_draw_new_random_numbers(script, monkeypatch):
     tape.capture_on_the_cpu(monkeypatch)
     learner = Learner(script, learning_rate=0.0)  # only the batch and the noise differ
     step = script.CudaGraph(learner.steps[-1])
-    losses = [step()["critic"].item() for _ in range(8)]
+    losses = [step()["losses/critic_loss"].item() for _ in range(8)]
     assert tape.Tape.captured[0].replays == 5
     assert len(set(losses)) == 8
 

@@ -1,26 +1,27 @@
 """What the studies share: which runs they read, scores over seeds, tables and pictures."""
 
-import importlib
 import sys
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 
-from tools.runs import normalized_scores, read_runs, settings
+from tools.runs import BASELINES, import_script, normalized_scores, read_runs, settings
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 
 def ended_runs(runs_dir, offline=True):
-    """Runs that finished or diverged. Of runs with the same arguments and seed, the newest."""
+    """Runs that diverged or have a final score. Of runs with the same settings, the newest."""
     runs = {}
     for run in read_runs([runs_dir]):  # oldest first
         if offline and run.script.startswith("finetune"):
             print(f"left out: {run.path.name} is a fine-tuning run", file=sys.stderr)
+        elif offline and run.script in BASELINES:
+            print(f"left out: {run.path.name} is a run of {run.script}", file=sys.stderr)
         elif run.returns is None and not run.diverged:
-            print(f"left out: {run.path.name} is not finished", file=sys.stderr)
+            print(f"left out: {run.path.name} is not finished or has no score", file=sys.stderr)
         else:
             runs[run.script, str(settings(run)), run.args["seed"]] = run
     if not runs:
@@ -42,7 +43,7 @@ def dataset_name(run):
 
 def task_defaults(run):
     """Default arguments of the script and task of a run."""
-    script, env_id = importlib.import_module(run.script), run.args["env_id"]
+    script, env_id = import_script(run.script), run.args["env_id"]
     return vars(script.Args(**{"env_id": env_id, **script.task_defaults(env_id)}))
 
 

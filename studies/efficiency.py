@@ -16,27 +16,8 @@ import numpy as np
 import tyro
 
 from studies import common
+from tools.paper import COSTS, SCRIPT_COSTS
 from tools.runs import settings
-
-# Seconds per 10,000 gradient steps, millions of gradient steps, GB of GPU memory (paper, appendix).
-PAPER = {
-    "TD3-BC": (26, 1, 1.2),
-    "TD3-BC-10": (31, 1, 1.2),
-    "SAC-BC-10": (62, 1, 1.2),
-    "SAC-10": (60, 3, 1.2),
-    "SAC-20": (61, 3, 1.3),
-    "SAC-100": (142, 3, 1.6),
-    "SAC-200": (251, 3, 2.0),
-    "SAC-500": (588, 3, 3.5),
-    "EDAC-10": (76, 3, 1.2),
-    "EDAC-20": (86, 3, 1.3),
-    "EDAC-50": (136, 3, 1.5),
-    "MSG-4": (65, 2, 1.2),
-    "MSG-64": (131, 2, 1.5),
-    "CQL": (123, 1, 1.3),
-    "IQL": (54, 1, 1.2),
-}
-SAME = {("td3_bc_n", 10): "TD3-BC-10", ("sac_bc_n", 10): "SAC-BC-10"}
 
 
 @dataclass
@@ -65,7 +46,7 @@ def speed_table(rows):
     lines = []
     for row in rows:
         seconds = 10_000 / row["steps_per_second"]
-        paper = PAPER.get(SAME.get((row["script"], row["num_critics"])))
+        paper = SCRIPT_COSTS.get((row["script"], row["num_critics"]))
         line = [row["script"], row["num_critics"], row["task"], row["device"], f"{seconds:.1f}"]
         line += [f"{paper[0]}" if paper else "-", f"{seconds / 36:.1f}"]
         memory = row["peak_memory_mb"]
@@ -79,7 +60,7 @@ def speed_table(rows):
 def paper_table():
     lines = [
         [name, seconds, f"{seconds / 36:.1f}", f"{millions}M", f"{millions * seconds / 36:.1f}", gb]
-        for name, (seconds, millions, gb) in PAPER.items()
+        for name, (seconds, millions, gb) in COSTS.items()
     ]
     header = ["method", "s per 10,000 steps", "hours per 1M steps", "steps in total"]
     return common.markdown_table([*header, "hours in total", "GPU memory (GB)"], lines)
@@ -87,7 +68,7 @@ def paper_table():
 
 def draw_hours(rows):
     """Hours of a whole run, as in the paper: SAC-N and EDAC need three times the steps."""
-    bars = [(f"{name} (paper)", m * s / 36, "white") for name, (s, m, _) in PAPER.items()]
+    bars = [(f"{name} (paper)", m * s / 36, "white") for name, (s, m, _) in COSTS.items()]
     for row in rows:
         label = f"{row['script']}, N = {row['num_critics']}, {row['task']}, {row['device']}"
         steps = 250_000 if row["script"].startswith("finetune") else 1_000_000

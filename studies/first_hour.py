@@ -36,7 +36,9 @@ def phases(runs):
         phase = "offline"
         if run.script != algorithm:
             phase = "fine-tuning" if run.args["checkpoint"] else "from scratch"
-        if run.diverged:
+        if algorithm not in COLORS:
+            print(f"left out: {run.path.name} is a run of {algorithm}", file=sys.stderr)
+        elif run.diverged:
             print(f"left out: {run.path.name} diverged", file=sys.stderr)
         elif run.returns is not None:
             found.setdefault((algorithm, phase), []).append(run)

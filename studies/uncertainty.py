@@ -164,7 +164,9 @@ def read_grid(args):
     if differing:
         names = ", ".join(sorted(differing))
         sys.exit(f"{args.runs_dir}: the runs also differ in {names}, give one experiment only")
-    script, script_args, _, data, _, _ = load_run(runs[0].path)
+    # A run may diverge before its first checkpoint.
+    first = max(runs, key=lambda run: (run.path / "checkpoint.pt").exists())
+    script, script_args, _, data, _, _ = load_run(first.path, needs_env=False)
     pairs = sample_pairs(data, args.states)
     distance = np.linalg.norm(pairs[2] - pairs[1], axis=1)
     counts, edges = np.histogram(distance, args.bins)

@@ -7,7 +7,7 @@ import minari
 import numpy as np
 import pytest
 import torch
-from conftest import collect, run_script
+from conftest import collect, create, run_script
 
 import d4rl_tasks
 import td3_bc_n
@@ -102,7 +102,7 @@ def test_exploration_is_gaussian_noise_for_td3_and_a_sample_for_sac(recorded, tr
     assert 0.3 < noise.std() < 0.55, "exploration_noise of the run is 0.5, less the clipping"
     noise, agent = exploration("swing-sac", max_action=2)
     with torch.no_grad():
-        samples, _ = agent.actor.sample(*agent.actor.gaussian(torch.zeros(1000, 3)))
+        samples, *_ = agent.actor.sample(torch.zeros(1000, 3))
     assert noise.std() == pytest.approx(samples.std().item(), rel=0.3) and noise.std() > 0.3
 
 
@@ -152,7 +152,7 @@ def test_the_dataset_trains_and_its_transitions_are_the_recorded_ones(name, reco
     dataset = recorded(name, steps=90)
     process = run_script("td3_bc_n", "--env-id", dataset.id, *OFFLINE, "--runs-dir", tmp_path)
     assert process.returncode == 0, process.stderr
-    data, metadata, make_env = td3_bc_n.load_dataset(dataset.id)
+    data, metadata, make_env = td3_bc_n.load_data(dataset.id)
     assert metadata["transitions"] == 90 and np.abs(data.actions).max() <= 1
     assert metadata["episodes"] == len(dataset)
     rewards = np.concatenate([episode.rewards for episode in dataset])
@@ -248,4 +248,17 @@ def test_mistakes_are_one_line_before_the_work_starts(
     with pytest.raises(SystemExit, match=message) as error:
         record.main(record.Args(paths, **{"dataset_id": "my/new-v0", **changes}))
     assert "\n" not in error.value.code
+    assert not (datasets / "my").exists(), "nothing is written"
+
+
+def test_a_run_without_an_environment_cannot_be_recorded(tmp_path, datasets):
+    env = gym.make("Pendulum-v1")
+    spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
+    create("record/logged-v0", collect(env, 2, seed=0), None, **spaces)
+    names = ["--runs-dir", tmp_path, "--run-name", "logged"]
+    process = run_script("td3_bc_n", "--env-id", "record/logged-v0", *OFFLINE, *names)
+    assert process.returncode == 0, process.stderr
+    with pytest.raises(SystemExit) as error:
+        record.main(record.Args((str(tmp_path / "logged"),), "my/new-v0"))
+    assert error.value.code == f"{tmp_path / 'logged'}: the run has no environment to play in"
     assert not (datasets / "my").exists(), "nothing is written"

@@ -1,9 +1,11 @@
 """tools.speed, with measurements of a fraction of a second."""
 
+import contextlib
 import importlib
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -83,7 +85,22 @@ def test_a_period_has_one_actor_update(script, monkeypatch):
     updates.clear()
     steps()
     assert len(updates) == period
-    assert ["actor" in losses for losses in updates] == ([False, True] if period == 2 else [True])
+    actor = ["losses/actor_loss" in metrics for metrics in updates]
+    assert actor == ([False, True] if period == 2 else [True])
+
+
+def test_without_the_module_resource_there_is_no_memory_and_the_rest_is_measured(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setattr(speed, "resource", None)
+    pool = contextlib.nullcontext(SimpleNamespace(apply=lambda function, args: function(*args)))
+    context = SimpleNamespace(Pool=lambda _: pool)  # in this process
+    monkeypatch.setattr(speed.multiprocessing, "get_context", lambda _: context)
+    args = speed.Args("td3_bc_n", (2,), HOPPER, seconds=0.05, json=str(tmp_path / "speed.json"))
+    speed.main(args)
+    assert capsys.readouterr().out.splitlines()[-1].endswith("| - |")
+    (row,) = json.loads((tmp_path / "speed.json").read_text())
+    assert row["peak_memory_mb"] is None and row["steps_per_second"] > 0
 
 
 def test_the_matmul_precision_is_that_of_the_argument():

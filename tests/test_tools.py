@@ -3,13 +3,17 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import gymnasium as gym
 import imageio.v3 as imageio
 import numpy as np
 import pytest
 import torch
-from conftest import run_script
+from conftest import ROOT, collect, create, run_script
 from matplotlib.image import imread
 
 from tools import enjoy, plot, runs
@@ -36,6 +40,17 @@ def trained(tmp_path_factory):
     return directory
 
 
+@pytest.fixture(scope="module")
+def without_env(tmp_path_factory):
+    """A run on a dataset of logged data, without an environment."""
+    directory, env = tmp_path_factory.mktemp("without-env"), gym.make("Pendulum-v1")
+    spaces = {"observation_space": env.observation_space, "action_space": env.action_space}
+    create("tools/logged-v0", collect(env, 2, seed=0), None, **spaces)
+    names = ["--runs-dir", directory, "--run-name", "run"]
+    train("td3_bc_n", "--env-id", "tools/logged-v0", *OFFLINE, *names)
+    return directory / "run"
+
+
 def make_run(returns, script="td3_bc_n", history=None, path="run", diverged=False, **changes):
     """A Run. Changes are arguments, or metadata if they are known as such."""
     metadata = {"dataset": "data", "source": "d4rl", "transitions": 10, "environment": "env-v0"}
@@ -47,12 +62,54 @@ def make_run(returns, script="td3_bc_n", history=None, path="run", diverged=Fals
     return runs.Run(Path(path), script, args, metadata, history, returns, 1.0, diverged)
 
 
+def change_result(path, **changes):
+    file = Path(path, "result.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
 def cells(table):
     return [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()]
 
 
 def is_blank(path):
     return imread(path)[..., :3].std() < 0.02
+
+
+# --- runs ---
+
+
+@pytest.mark.parametrize(
+    "module", ["tools.runs", "tools.sweep", "tools.plot", "studies.efficiency"]
+)
+def test_scores_are_read_without_torch_and_by_the_sweep_without_matplotlib(module):
+    code = f"import sys, {module}; print(*{{'torch', 'matplotlib'}} & set(sys.modules))"
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    expected = [] if module in ("tools.runs", "tools.sweep") else ["matplotlib"]
+    assert process.stdout.split() == expected, process.stderr
+
+
+def test_a_run_is_what_its_result_says(trained, tmp_path):
+    path = Path(shutil.copytree(trained / "offline1", tmp_path / "run"))
+    (path / "checkpoint.pt").unlink()
+    result = json.loads((path / "result.json").read_text())
+    run = runs.read_run(path)
+    assert (run.path, run.script, run.diverged) == (path, "td3_bc_n", False)
+    assert run.returns == result["returns"] and len(run.returns) == 2
+    for name in ("args", "metadata", "history", "steps_per_second"):
+        assert getattr(run, name) == result[name]
+    for status in ("running", "diverged"):
+        change_result(path, status=status)
+        run = runs.read_run(path)
+        assert run.returns is None and run.diverged == (status == "diverged")
+    change_result(path, status="finished", returns=[])
+    assert runs.read_run(path).returns is None, "never played"
+
+
+def test_the_data_of_a_run_are_loaded_with_its_trust_env():
+    loaded = []
+    script = SimpleNamespace(__name__="td3_bc_n", load_data=lambda *args: loaded.append(args))
+    runs.load_data(script, SimpleNamespace(env_id="my/robot-v0", trust_env=True))
+    assert loaded == [("my/robot-v0", True)]
 
 
 # --- plot ---
@@ -119,17 +176,6 @@ def test_a_legend_with_long_names_does_not_cover_the_curves(monkeypatch, tmp_pat
     (axes,), (legend,) = pictures[0].axes, pictures[0].legends
     assert legend.get_window_extent().y1 < axes.get_tightbbox().y0
     assert axes.get_window_extent().height > 100
-
-
-def test_a_run_is_finished_if_its_result_is_that_of_its_checkpoint(trained, tmp_path):
-    path = Path(shutil.copytree(trained / "offline1", tmp_path / "run"))
-    (path / "diverged").touch()
-    assert runs.read_run(path).returns and not runs.read_run(path).diverged, "resumed and finished"
-    # Resumed with more steps and stopped before the next evaluation
-    checkpoint = torch.load(path / "checkpoint.pt", weights_only=True)
-    checkpoint["step"] += 1
-    torch.save(checkpoint, path / "checkpoint.pt")
-    assert runs.read_run(path).returns is None and runs.read_run(path).diverged
 
 
 def test_the_dotted_line_is_the_normalized_mean_return_of_the_dataset(monkeypatch, tmp_path):
@@ -204,20 +250,22 @@ def test_runs_from_scratch_are_named_without_all_their_differences():
 
 
 def test_fine_tuning_of_different_offline_runs_is_not_one_experiment(tmp_path):
-    """Their own arguments are the same; those of the offline runs are in their checkpoints."""
+    """Their own arguments are the same; those of the offline runs are in their results."""
     online = []
     for steps, seed in ((10, 1), (10, 2), (20, 1), (20, 2)):
         name = f"offline{steps}-{seed}"
         (tmp_path / name).mkdir()
         args = {"seed": seed, "gradient_steps": steps, "beta": 0.1}
-        torch.save({"script": "td3_bc_n", "args": args}, tmp_path / name / "checkpoint.pt")
+        result = {"algorithm": "td3_bc_n", "status": "finished", "args": args, "metadata": {}}
+        result |= {"history": [], "returns": [], "steps_per_second": 1.0}
+        (tmp_path / name / "result.json").write_text(json.dumps(result))
         path = f"elsewhere/{name}" + ("/checkpoint.pt" if seed == 2 else "")
         settings = {"path": tmp_path / "online", "checkpoint": path, "seed": seed}
         online.append(make_run([1.0], script="finetune_td3_bc_n", **settings))
     names = [f"finetune_td3_bc_n, a-v0, offline gradient_steps {steps}" for steps in (10, 20)]
     groups = plot.group(online)
     assert list(groups) == names and all(len(seeds) == 2 for seeds in groups.values())
-    for file in tmp_path.glob("offline*/checkpoint.pt"):
+    for file in tmp_path.glob("offline*/result.json"):
         file.write_bytes(b"")
     assert list(plot.group(online)) == ["finetune_td3_bc_n, a-v0"], "not known any more"
 
@@ -248,12 +296,14 @@ def test_of_two_runs_with_one_seed_the_newer_counts_but_a_finished_one_first(cap
 
 def test_diverged_and_unfinished_runs_are_counted_but_not_averaged():
     done, history = make_run([50.0]), [{"step": 1, "score": 1.0}]
-    diverged = make_run([9.0], diverged=True)  # a finished run that diverged after a resume
     unfinished = make_run(None, history=history)
+    diverged = unfinished._replace(diverged=True)
+    early = unfinished._replace(diverged=True, history=[])  # before its first evaluation
     experiments = {"all": [done, diverged, unfinished], "none": [diverged], "young": [unfinished]}
+    experiments |= plot.group([early])
     rows = cells(plot.table(experiments))[2:]
     assert rows[0][1:4] == ["1, 1 diverged, 1 not finished", "1", "50.0 ± 0.0"]
-    assert [row[1] for row in rows[1:]] == ["1 diverged", "1 not finished"]
+    assert [row[1] for row in rows[1:]] == ["1 diverged", "1 not finished", "1 diverged"]
 
 
 def test_stability_of_fine_tuning_is_computed_from_the_history():
@@ -271,17 +321,36 @@ def test_stability_of_fine_tuning_is_computed_from_the_history():
 
 
 def test_unreadable_and_young_runs_are_left_out_and_the_others_are_shown(trained, tmp_path, capsys):
-    checkpoint = runs.load_checkpoint(trained / "offline1")
-    for name in ("unfinished", "young", "broken"):
-        (tmp_path / name).mkdir()
-    torch.save(checkpoint, tmp_path / "unfinished/checkpoint.pt")
-    torch.save(checkpoint | {"history": []}, tmp_path / "young/checkpoint.pt")
-    (tmp_path / "broken/checkpoint.pt").write_text("not a checkpoint")
+    for name in ("unfinished", "young", "old", "other", "broken"):
+        shutil.copytree(trained / "offline1", tmp_path / name)
+    change_result(tmp_path / "unfinished", status="running")
+    change_result(tmp_path / "young", status="running", history=[], returns=[])
+    change_result(tmp_path / "other", algorithm="os")
+    (tmp_path / "old/result.json").write_text('{"script": "td3_bc_n", "history": []}')
+    (tmp_path / "broken/result.json").write_text("{")
     plot.main(plot.Args((str(tmp_path),), out=str(tmp_path / "plots")))
     out, err = capsys.readouterr()
     assert "| td3_bc_n, tiny-maze2d-umaze-v0 | 1 not finished |" in out
-    assert "young (no evaluation yet)" in err and "broken/checkpoint.pt: not a checkpoint" in err
+    assert f"left out: {tmp_path}/young (no evaluation yet)" in err
+    assert f"left out: {tmp_path}/old/result.json: written by another version" in err
+    assert f"left out: {tmp_path}/other/result.json: cannot be read (it is of os.py)" in err
+    assert f"left out: {tmp_path}/broken/result.json: cannot be read" in err
     assert not is_blank(tmp_path / "plots/tiny-maze2d-umaze-v0_offline.png")
+
+
+def test_a_run_that_was_never_evaluated_is_left_out(trained, without_env, tmp_path, capsys):
+    plot.main(plot.Args((str(trained), str(without_env)), out=str(tmp_path / "plots")))
+    reason = "never evaluated: no environment, or --eval-episodes 0"
+    out, err = capsys.readouterr()
+    assert err == f"left out: {without_env} ({reason})\n"
+    assert "| td3_bc_n, tiny-maze2d-umaze-v0 | 2 | 4 |" in out, "the others are shown"
+
+
+def test_a_run_that_diverged_before_its_first_score_is_drawn_without_a_curve(tmp_path):
+    for script in ("td3_bc_n", "finetune_td3_bc_n"):
+        for history in ([], [{"step": 1}]):
+            run = make_run([0.0], script, diverged=True)._replace(history=history)
+            plot.draw(plot.group([run]), tmp_path / "a.png")
 
 
 # --- enjoy ---
@@ -337,6 +406,15 @@ def test_a_run_is_not_played_in_another_environment_than_it_was_trained_in(train
         enjoy.main(enjoy.Args(str(tmp_path)))
 
 
+def test_a_run_without_an_environment_cannot_be_played(without_env, tmp_path):
+    for arguments in ({}, {"picture": str(tmp_path / "x.png")}):
+        with pytest.raises(SystemExit) as error:
+            enjoy.main(enjoy.Args(str(without_env), **arguments))
+        assert error.value.code == f"{without_env}: the run has no environment to play in"
+    *_, make_env = runs.load_run(without_env, needs_env=False)
+    assert make_env is None
+
+
 # --- Mistakes ---
 
 
@@ -345,6 +423,7 @@ def test_a_run_is_not_played_in_another_environment_than_it_was_trained_in(train
     [
         (enjoy, {"run": "nowhere"}, "nowhere: not a checkpoint of this project"),
         (enjoy, {"run": "other.pt"}, "it is of os.py"),
+        (enjoy, {"run": "old.pt"}, "written by another version of this project"),
         (enjoy, {"run": "RUN", "out": "x.avi"}, "expected a .mp4 or .gif file"),
         (enjoy, {"run": "RUN", "out": "none/x.gif"}, "in a directory that exists"),
         (enjoy, {"run": "RUN", "picture": "x.jpg"}, "expected a .png file"),
@@ -360,7 +439,8 @@ def test_mistakes_are_one_clear_line(tool, arguments, message, trained, tmp_path
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     os.mkdir("empty")
-    torch.save({"script": "os"}, "other.pt")
+    torch.save({"algorithm": "os", "format": 2}, "other.pt")
+    torch.save({"script": "td3_bc_n"}, "old.pt")
     run = str(trained / "offline1")
     real = {"RUN": run, ("RUN",): (run,)}
     arguments = {key: real.get(value, value) for key, value in arguments.items()}
@@ -377,3 +457,42 @@ def test_a_picture_needs_a_maze2d_dataset(tmp_path):
     for name in ("swing", "scratch"):
         with pytest.raises(SystemExit, match="needs a run on a maze2d dataset"):
             enjoy.main(enjoy.Args(str(tmp_path / name), picture=str(tmp_path / "x.png")))
+
+
+# --- Baselines ---
+
+
+@pytest.mark.parametrize(
+    ("script", "env_id", "beta", "expected"),
+    [
+        ("td3_bc_n", "hopper-medium-v2", 0.03, "101.5"),
+        ("sac_bc_n", "hopper-medium-v2", 0.0025, "101.2"),
+        ("sac_bc_n", "hopper-medium-v2", 0.0, "100.3"),  # SAC-N
+        ("sac_bc_n", "halfcheetah-medium-v2", 0.0, "65.6"),  # beta is 0 in SAC-BC-N, too
+        ("td3_bc", "hopper-medium-v2", None, "59.3"),
+        ("edac", "hopper-medium-v2", None, "101.6"),
+        ("msg", "antmaze-large-play-v0", None, "72.6"),
+        ("msg", "hopper-medium-v2", None, ""),
+        ("iql", "hopper-medium-v2", None, ""),
+        ("finetune_td3_bc_n", "hopper-medium-v2", None, ""),
+    ],
+)
+def test_the_score_of_the_paper_is_that_of_the_same_method(script, env_id, beta, expected):
+    run = make_run([1.0], script=script, env_id=env_id, beta=beta, comparable_with_paper=True)
+    assert plot.paper_score(run) == expected
+
+
+@pytest.mark.parametrize("algorithm", runs.BASELINES)
+def test_runs_of_baselines_are_read_and_played(algorithm, tmp_path):
+    short = ["--gradient-steps", 2, "--eval-episodes", 1, "--batch-size", 16, "--runs-dir"]
+    arguments = ["--env-id", "tests/swing-v0", *short, tmp_path, "--run-name", algorithm]
+    done = run_script(f"baselines/{algorithm}", *arguments)
+    assert done.returncode == 0, done.stderr
+    (one,) = runs.read_runs([tmp_path])
+    assert one.script == algorithm and len(one.returns) == 1
+    script, _, agent, dataset, _, make_env = runs.load_run(tmp_path / algorithm)
+    assert algorithm == script.ALGORITHM
+    assert agent.act(dataset.obs[:3]).shape == (3, 1)
+    assert make_env().reset(seed=0)[0].shape == (3,)
+    experiments = plot.group([one])
+    assert list(experiments) == [f"{algorithm}, tests/swing-v0"]

@@ -24,37 +24,11 @@ import matplotlib
 import numpy as np
 import tyro
 
+from tools import paper
 from tools.runs import normalized_scores, read_runs, settings
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-
-# Table 1 of the paper: TD3-BC-N and SAC-BC-N.
-PAPER = {
-    "halfcheetah-medium-v2": (63.3, 65.6),
-    "halfcheetah-medium-replay-v2": (55.3, 61.5),
-    "halfcheetah-medium-expert-v2": (101.7, 102.6),
-    "halfcheetah-expert-v2": (103.8, 105.3),
-    "hopper-medium-v2": (101.5, 101.2),
-    "hopper-medium-replay-v2": (99.1, 100.8),
-    "hopper-medium-expert-v2": (112.3, 111.3),
-    "hopper-expert-v2": (112.7, 111.5),
-    "walker2d-medium-v2": (90.9, 85.3),
-    "walker2d-medium-replay-v2": (91.4, 90.8),
-    "walker2d-medium-expert-v2": (113.5, 110.9),
-    "walker2d-expert-v2": (113.2, 110.4),
-    "maze2d-umaze-v1": (153.1, 128.9),
-    "maze2d-medium-v1": (133.9, 137.8),
-    "maze2d-large-v1": (145.8, 141.4),
-    "antmaze-umaze-v0": (98.3, 98.6),
-    "antmaze-umaze-diverse-v0": (90.6, 91.2),
-    "antmaze-medium-play-v0": (87.0, 85.8),
-    "antmaze-medium-diverse-v0": (86.2, 73.8),
-    "antmaze-large-play-v0": (76.2, 65.8),
-    "antmaze-large-diverse-v0": (74.2, 75.8),
-    "pen-cloned-v1": (67.2, 58.0),
-    "pen-human-v1": (72.8, 70.3),
-}
 
 
 @dataclass
@@ -74,8 +48,10 @@ def group(runs):
     """
     experiments = defaultdict(dict)
     for run in runs:
-        if not run.history:
-            print(f"left out: {run.path} (no evaluation yet)", file=sys.stderr)
+        if not run.diverged and not any("score" in entry for entry in run.history):
+            never = "never evaluated: no environment, or --eval-episodes 0"
+            reason = never if run.history else "no evaluation yet"
+            print(f"left out: {run.path} ({reason})", file=sys.stderr)
             continue
         seeds = experiments[run.script, json.dumps(settings(run), sort_keys=True)]
         other = seeds.get(run.args["seed"])
@@ -102,7 +78,7 @@ def group(runs):
 
 
 def finished(runs):
-    return [run for run in runs if run.returns is not None and not run.diverged]
+    return [run for run in runs if run.returns is not None]
 
 
 def interquartile_mean(scores):
@@ -154,7 +130,7 @@ def stability(history):
 
 def curve(runs):
     """Steps at which all seeds were evaluated, mean and standard error of their scores."""
-    by_step = [{entry["step"]: entry["score"] for entry in run.history} for run in runs]
+    by_step = [{e["step"]: e["score"] for e in run.history if "score" in e} for run in runs]
     steps = sorted(set.intersection(*map(set, by_step)))
     scores = np.array([[one[step] for step in steps] for one in by_step])
     std = scores.std(axis=0, ddof=1) if len(scores) > 1 else np.zeros(len(steps))
@@ -175,9 +151,8 @@ def draw(experiments, path):
         label += f" ({len(runs)} seed{'s' if len(runs) > 1 else ''})"
         (line,) = axes.plot(steps, mean, marker=".", label=label)
         axes.fill_between(steps, mean - stderr, mean + stderr, alpha=0.2, color=line.get_color())
-        if is_online(first) and first.metadata["dataset"]:  # the score before fine-tuning
-            before = np.mean([run.history[0]["score"] for run in runs])
-            axes.axhline(before, linestyle="--", color=line.get_color(), linewidth=1)
+        if is_online(first) and first.metadata["dataset"] and steps:  # the score before fine-tuning
+            axes.axhline(mean[0], linestyle="--", color=line.get_color(), linewidth=1)
         if "mean_return" in first.metadata:
             score = normalized_scores(first.metadata["mean_return"], first.metadata)
             behaviours[first.metadata["source"], first.metadata["dataset"]] = score
@@ -197,9 +172,13 @@ def draw(experiments, path):
 def paper_score(run):
     """The paper's score, for offline runs on D4RL's data or on data made by D4RL's recipe."""
     env_id, regenerated = run.args["env_id"], run.metadata.get("source") == "tools.make_maze2d"
-    if env_id not in PAPER or is_online(run):
+    method = run.script
+    if method == "sac_bc_n" and run.args["beta"] == 0 and not env_id.startswith("halfcheetah"):
+        method = "sac_n"  # on halfcheetah, beta is 0 in SAC-BC-N, too
+    scores = paper.SCORES.get(method, {})  # none for fine-tuning, IQL, CQL and BC
+    if env_id not in scores:
         return ""
-    score = f"{PAPER[env_id][run.script == 'sac_bc_n']:.1f}"
+    score = f"{scores[env_id]:.1f}"
     if run.metadata.get("comparable_with_paper"):
         return score
     return f"{score} (regenerated data)" if regenerated else ""

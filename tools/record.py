@@ -98,7 +98,7 @@ def choose_action(agent, obs, noise):
     if noise is None:
         return agent.actor(obs).numpy()
     if hasattr(agent.actor, "sample"):  # SAC
-        return agent.actor.sample(*agent.actor.gaussian(obs))[0].numpy()
+        return agent.actor.sample(obs)[0].numpy()
     action = agent.actor(obs)
     return (action + noise * torch.randn_like(action)).clamp(-1, 1).numpy()
 

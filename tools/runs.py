@@ -8,14 +8,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 SCRIPTS = ("td3_bc_n", "sac_bc_n", "finetune_td3_bc_n", "finetune_sac_bc_n")
+BASELINES = ("bc", "td3_bc", "iql", "cql", "edac", "msg")
+ALGORITHMS = SCRIPTS + BASELINES
 # Arguments that do not, and metadata that do, make another experiment.
 INCIDENTAL = {"seed", "run_name", "runs_dir", "resume", "checkpoint", "track", "log_frequency"}
-INCIDENTAL |= {"cuda", "cudagraphs", "compile", "matmul_precision"}
+INCIDENTAL |= {"trust_env", "cuda", "cudagraphs", "compile", "matmul_precision"}
 INCIDENTAL |= {"eval_frequency", "eval_episodes"}
 DATA = ("dataset", "source", "transitions", "environment")
+
+
+def script_path(algorithm):
+    """Path of a script in the project."""
+    return f"baselines/{algorithm}.py" if algorithm in BASELINES else f"{algorithm}.py"
+
+
+def import_script(algorithm):
+    return importlib.import_module(script_path(algorithm).removesuffix(".py").replace("/", "."))
 
 
 class Run(NamedTuple):
@@ -23,62 +33,48 @@ class Run(NamedTuple):
     script: str
     args: dict
     metadata: dict
-    history: list  # one dict per evaluation: step, score, score_stderr, score_worst
-    returns: list | None  # of the last evaluation's episodes; None if the run is not finished
-    steps_per_second: float | None
-    diverged: bool  # stopped because of non-finite losses
-
-
-def load_checkpoint(path):
-    """checkpoint.pt of a run directory, as a dict. Raises ValueError. No code is executed."""
-    path = Path(path, "checkpoint.pt") if Path(path).is_dir() else Path(path)
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        if checkpoint["script"] not in SCRIPTS:
-            raise ValueError(f"it is of {checkpoint['script']}.py")
-    except Exception as error:  # torch.load raises many kinds of exceptions
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path}: not a checkpoint of this project ({reason})") from None
-    return checkpoint
+    history: list  # one dict per evaluation: step and, if the agent was played, score, ...
+    returns: list | None  # of the last evaluation; None if not finished or never played
+    steps_per_second: float
+    diverged: bool  # stopped because of non-finite losses or weights
 
 
 def read_run(path):
-    """A run, finished or not. Raises ValueError if its checkpoint cannot be read."""
-    path = Path(path)
-    checkpoint = load_checkpoint(path)
-    result = {}
-    if (path / "result.json").exists():
-        result = json.loads((path / "result.json").read_text())
-        steps = checkpoint["step"], checkpoint["history"][-1]["step"]
-        if result["history"] != checkpoint["history"] or steps[0] != steps[1]:
-            result = {}  # the run was resumed with more steps
-    return Run(
-        path,
-        checkpoint["script"],
-        checkpoint["args"],
-        checkpoint["metadata"],
-        checkpoint["history"],
-        result.get("returns"),
-        result.get("steps_per_second"),
-        not result and (path / "diverged").exists(),  # a diverged run may be resumed and finish
-    )
+    """A run, finished or not, from its result.json. Raises ValueError."""
+    file = Path(path, "result.json")
+    try:
+        result = json.loads(file.read_text())
+        if result["algorithm"] not in ALGORITHMS:
+            raise ValueError(f"it is of {result['algorithm']}.py")
+        finished = result["status"] == "finished"
+        return Run(
+            Path(path),
+            result["algorithm"],
+            result["args"],
+            result["metadata"],
+            result["history"],
+            result["returns"] or None if finished else None,
+            result["steps_per_second"],
+            result["status"] == "diverged",
+        )
+    except (KeyError, TypeError):
+        raise ValueError(f"{file}: written by another version of this project") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: cannot be read ({error})") from None
 
 
 def read_runs(paths):
     """All runs at or below these directories, oldest first. Unreadable ones are reported."""
-    files, diverged, runs = set(), set(), []
+    files, runs = set(), []
     for path in map(Path, paths):
         if not path.is_dir():
             sys.exit(f"{path}: no such directory")
-        files |= set(path.resolve().rglob("checkpoint.pt"))
-        diverged |= {file.parent for file in path.resolve().rglob("diverged")}
-    for path in sorted(diverged - {file.parent for file in files}):
-        print(f"left out: {path} (diverged before its first checkpoint)", file=sys.stderr)
+        files |= set(path.resolve().rglob("result.json"))
     for file in sorted(files, key=lambda file: (file.stat().st_mtime, file)):
         try:
             runs.append(read_run(file.parent))
-        except (KeyError, ValueError) as error:
-            print(f"left out: {file.parent} ({error})", file=sys.stderr)
+        except ValueError as error:
+            print(f"left out: {error}", file=sys.stderr)
     if not runs:
         sys.exit(f"no runs in {', '.join(map(str, paths))}")
     return runs
@@ -97,7 +93,7 @@ def settings(run):
     offline = offline.parent if offline.suffix == ".pt" else offline
     for directory in (run.path.parent / offline.name, offline):
         with contextlib.suppress(ValueError):  # it is not there, or cannot be read
-            args = load_checkpoint(directory)["args"]
+            args = read_run(directory).args
             return values | {
                 f"offline {name}": args[name]
                 for name in args
@@ -106,10 +102,29 @@ def settings(run):
     return values
 
 
+def load_checkpoint(path):
+    """checkpoint.pt of a run directory, as a dict. Raises ValueError. No code is executed."""
+    import torch
+
+    from td3_bc_n import CHECKPOINT_FORMAT  # the same in all scripts
+
+    path = Path(path, "checkpoint.pt") if Path(path).is_dir() else Path(path)
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        if checkpoint.get("format") != CHECKPOINT_FORMAT:
+            raise ValueError("written by another version of this project")
+        if checkpoint["algorithm"] not in ALGORITHMS:
+            raise ValueError(f"it is of {checkpoint['algorithm']}.py")
+    except Exception as error:  # torch.load raises many kinds of exceptions
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path}: not a checkpoint of this project ({reason})") from None
+    return checkpoint
+
+
 def load_agent(path):
     """The script of a run as a module, its Args and its Agent."""
     checkpoint = load_checkpoint(path)
-    script = importlib.import_module(checkpoint["script"])
+    script = import_script(checkpoint["algorithm"])
     args, weights = script.Args(**checkpoint["args"]), checkpoint["agent"]
     agent = script.Agent(len(weights["obs_mean"]), len(weights["actor.mean.bias"]), args)
     agent.load_state_dict(weights)
@@ -117,13 +132,13 @@ def load_agent(path):
 
 
 def load_data(script, args):
-    """Dataset, metadata and make_env of a run. From scratch, the dataset is empty."""
+    """Dataset, metadata and make_env (or None) of a run. From scratch, the dataset is empty."""
     if script.__name__.startswith("finetune") and not args.checkpoint:
         return script.load_env(args.env_id)
-    return script.load_dataset(args.env_id)
+    return script.load_data(args.env_id, args.trust_env)
 
 
-def load_run(path):
+def load_run(path, needs_env=True):
     """Script, args, agent, dataset, metadata and make_env of a run. Exits with one line."""
     try:
         old = load_checkpoint(path)["metadata"]
@@ -134,6 +149,8 @@ def load_run(path):
     for key in DATA[1:]:  # they change if D4RL's file is not there any more
         if metadata[key] != old[key]:
             sys.exit(f"{path}: {key} was {old[key]} in training, is now {metadata[key]}")
+    if needs_env and make_env is None:
+        sys.exit(f"{path}: the run has no environment to play in")
     return script, args, agent, dataset, metadata, make_env
 
 

@@ -18,7 +18,6 @@ import importlib
 import json
 import multiprocessing
 import os
-import resource
 import sys
 import time
 from dataclasses import dataclass
@@ -32,7 +31,13 @@ import torch
 import tyro
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tools.paper import SCRIPT_COSTS
 from tools.runs import SCRIPTS
+
+try:
+    import resource
+except ModuleNotFoundError:
+    resource = None  # on Windows, memory is only measured on a GPU
 
 TASKS = {  # dimensions of observations and actions
     "hopper-medium-v2": (11, 3),
@@ -45,8 +50,6 @@ TASKS = {  # dimensions of observations and actions
     "door-human-v1": (39, 28),
     "relocate-human-v1": (39, 30),
 }
-# Seconds for 10,000 steps of the authors' code on an RTX 2080 Ti (paper)
-PAPER = {("td3_bc_n", 10): 31, ("sac_bc_n", 10): 62}
 
 
 @dataclass
@@ -171,8 +174,7 @@ def make_steps(name, num_critics, task, args):
                 noise = settings.exploration_noise * torch.randn_like(action)
                 action = (action + noise).clamp(-1, 1).cpu()
             else:
-                action, _ = agent.actor.sample(*agent.actor.gaussian(agent.normalize(obs)))
-                action = action.cpu()
+                action = agent.actor.sample(agent.normalize(obs))[0].cpu()
         next_obs, reward, terminated, truncated, _ = env.step(action.numpy())
         transition = script.Transitions(obs, action, reward, next_obs, terminated)
         transition = script.Transitions(*(np.asarray(x)[None] for x in transition))
@@ -230,9 +232,11 @@ def measure(name, num_critics, task, args):
     steps, _, _, period, products = make_steps(name, num_critics, task, args)
     for _ in range(8):  # warm-up and capture
         steps()
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    memory = None
     if args.device == "cuda":
         memory = torch.cuda.max_memory_allocated() / 2**20
+    elif resource:
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     alone = products.replay()
     if args.device == "cuda" and args.cudagraphs:
         alone = importlib.import_module(name).CudaGraph(alone)
@@ -305,10 +309,12 @@ def main(args):
                     row = pool.apply(measure, (name, num_critics, task, args))
                 rows.append(row)
                 speed = row["steps_per_second"]
-                paper = PAPER.get((name, num_critics), "") if args.device == "cuda" else ""
+                costs = SCRIPT_COSTS.get((name, num_critics)) if args.device == "cuda" else None
+                paper = costs[0] if costs else ""
                 cells = [name, num_critics, task, f"{speed:.1f}", f"{10_000 / speed:.0f}", paper]
                 cells += [f"{row['gflop_per_step']:.2f}", f"{row['matmul_ratio']:.2f}"]
-                cells += [f"{row['peak_memory_mb']:.0f}"]
+                memory = row["peak_memory_mb"]
+                cells += ["-" if memory is None else f"{memory:.0f}"]
                 print(f"| {' | '.join(map(str, cells))} |", flush=True)
                 if args.json:
                     Path(args.json).write_text(json.dumps(rows, indent=2))

@@ -14,16 +14,14 @@ datasets that are in the grid select a part of it.
 
 The name of a run is made from its script and the given arguments. To resume a sweep, repeat its
 command: finished runs are skipped, interrupted runs are resumed, missing ones are started. A run
-that diverged (non-finite losses) counts as finished and has a file "diverged"; remove its directory
-to run it again. The output of a run is in RUNS_DIR/logs. At the end there are a table of scores and
-RUNS_DIR/returns.csv, with the return of each episode in the last evaluation of all finished runs.
+that diverged (non-finite losses) is not run again: remove its directory to do so. The output of a
+run is in RUNS_DIR/logs. At the end there are a table of scores and RUNS_DIR/returns.csv, with the
+return of each episode in the last evaluation of all finished runs.
 """
 
 import argparse
 import csv
-import fcntl
 import hashlib
-import importlib
 import json
 import os
 import re
@@ -42,8 +40,21 @@ from typing import NamedTuple, get_args
 
 from tqdm import tqdm
 
-from tools import plot
-from tools.runs import SCRIPTS, normalized_scores, read_runs
+from tools import paper
+from tools.runs import (
+    ALGORITHMS,
+    BASELINES,
+    SCRIPTS,
+    import_script,
+    normalized_scores,
+    read_runs,
+    script_path,
+)
+
+try:
+    import fcntl
+except ModuleNotFoundError:
+    fcntl = None  # Windows: nothing keeps two sweeps from starting the same run
 
 ROOT = Path(__file__).resolve().parent.parent
 FINETUNE = SCRIPTS[2:]
@@ -54,11 +65,12 @@ DONE = ("finished", "diverged")
 
 def datasets(*tasks):
     """The datasets of the paper's Table 1 that are of these tasks."""
-    return " ".join(name for name in plot.PAPER if name.startswith(tasks))
+    return " ".join(name for name in paper.TABLE_1 if name.startswith(tasks))
 
 
 SEEDS = "--seed 1 2 3 4 5"
 LOCOMOTION, HALFCHEETAH = datasets("halfcheetah", "hopper", "walker2d"), datasets("halfcheetah")
+HOPPER, WALKER2D, MAZE2D = datasets("hopper"), datasets("walker2d"), datasets("maze2d")
 ANTMAZE, PEN, TABLE_1 = datasets("antmaze"), datasets("pen"), datasets("")
 TINY = "tiny-maze2d-umaze-v0"
 GRIDS = {  # {name: (title, sweep, ...)}
@@ -101,6 +113,17 @@ GRIDS = {  # {name: (title, sweep, ...)}
         "td3_bc_n --env-id hopper-medium-expert-v2 --num-critics 2 5 10 20 50 "
         f"--beta 0 0.01 0.03 0.1 0.3 1 --independent-targets false true {SEEDS}",
     ),
+    "paper-baselines": (
+        "the methods that the paper compares with, where it does; IQL, CQL and BC everywhere",
+        f"td3_bc --env-id {LOCOMOTION} {ANTMAZE} {SEEDS}",
+        f"edac --env-id {LOCOMOTION} {PEN} {SEEDS}",
+        f"msg --env-id {MAZE2D} {ANTMAZE} {SEEDS}",
+        f"sac_bc_n --beta 0 --env-id {HALFCHEETAH} --gradient-steps 3000000 {SEEDS}",
+        f"sac_bc_n --beta 0 --env-id {HOPPER} --num-critics 500 --gradient-steps 3000000 {SEEDS}",
+        f"sac_bc_n --beta 0 --env-id {WALKER2D} --num-critics 20 --gradient-steps 3000000 {SEEDS}",
+        f"sac_bc_n --beta 0 --env-id {PEN} --num-critics 100 --gradient-steps 3000000 {SEEDS}",
+        f"iql cql bc --env-id {TABLE_1} {SEEDS}",
+    ),
     "tiny": (
         "small version of paper-n-beta, on the bundled dataset",
         f"td3_bc_n --env-id {TINY} --num-critics 2 5 10 20 --beta 0 0.02 0.2 1 "
@@ -114,6 +137,11 @@ GRIDS = {  # {name: (title, sweep, ...)}
         f"td3_bc_n --env-id {TINY} --bc-inflation 1 {SEEDS}",
         f"td3_bc_n --env-id {TINY} --independent-targets {SEEDS}",
         f"td3_bc_n --env-id {TINY} --critic-init torch {SEEDS}",
+    ),
+    "tiny-baselines": (
+        "all methods on the bundled dataset; SAC-N is SAC-BC-N with beta 0",
+        f"td3_bc_n sac_bc_n {' '.join(BASELINES)} --env-id {TINY} {SEEDS}",
+        f"sac_bc_n --env-id {TINY} --beta 0 --num-critics 10 50 {SEEDS}",
     ),
     "tiny-first-hour": (
         "offline, fine-tuning of each run, and TD3 and SAC from scratch, on the bundled dataset",
@@ -138,8 +166,8 @@ class Job(NamedTuple):
 def script_arguments():
     """{script: {argument: type}}, without those that the sweep sets itself."""
     own = ("run_name", "runs_dir", "resume")
-    types = {script: importlib.import_module(script).Args.__annotations__ for script in SCRIPTS}
-    return {s: {name: t for name, t in types[s].items() if name not in own} for s in SCRIPTS}
+    types = {script: import_script(script).Args.__annotations__ for script in ALGORITHMS}
+    return {s: {name: t for name, t in types[s].items() if name not in own} for s in ALGORITHMS}
 
 
 def make_parser():
@@ -152,7 +180,9 @@ def make_parser():
     )
     parser.error = lambda message: sys.exit(f"{message} (see python -m tools.sweep --help)")
     add = parser.add_argument
-    add("names", nargs="+", choices=[*SCRIPTS, *GRIDS], metavar="names", help="scripts or grids")
+    names = {"type": lambda name: name.removeprefix("baselines."), "metavar": "names"}
+    names |= {"choices": [*ALGORITHMS, *GRIDS], "help": "scripts, baselines or grids"}
+    add("names", nargs="+", **names)
     add("--runs-dir", default="runs", help="directory for all runs (default: runs)")
     text = "run on Ray: on this machine, or on a cluster (auto: the one that ray start has joined)"
     add("--ray", nargs="?", const="local", metavar="ADDRESS", help=text)
@@ -163,7 +193,7 @@ def make_parser():
     text = "print the commands of all runs that can start now, one per line"
     add("--dry-run", action="store_true", help=text)
     hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    for name, kind in {name: types[s][name] for s in SCRIPTS for name in types[s]}.items():
+    for name, kind in {name: types[s][name] for s in ALGORITHMS for name in types[s]}.items():
         option = name.replace("_", "-")
         if kind is bool:
             add(f"--{option}", dest=name, nargs="*", choices=["true", "false"], **hidden)
@@ -188,7 +218,7 @@ def given_arguments(args):
 def make_sweeps(names, given, parser):
     """Pairs of scripts and {argument: values}: of these scripts, or of these named grids."""
     sweeps = [(names, {})]
-    if not set(names) <= set(SCRIPTS):
+    if not set(names) <= set(ALGORITHMS):
         if not set(names) <= set(GRIDS):
             parser.error(f"scripts or named grids, not both: {' '.join(names)}")
         lines = [parser.parse_args(line.split()) for name in names for line in GRIDS[name][1:]]
@@ -249,26 +279,30 @@ def run_name(script, parent, arguments, passed_on):
 # --- One run: this is what Ray workers do ---
 
 
-def state(directory):
-    files = {"result.json": "finished", "diverged": "diverged", "checkpoint.pt": "interrupted"}
-    found = [name for file, name in files.items() if Path(directory, file).exists()]
-    return found[0] if found else "without checkpoint" if Path(directory).exists() else "missing"
-
-
 def outcome(directory):
     """The state of a run, and a message if it is finished or diverged."""
-    status, message = state(directory), ""
-    if status == "diverged":
-        message = Path(directory, "diverged").read_text()
-    elif status == "finished":
+    try:
         result = json.loads(Path(directory, "result.json").read_text())
-        message = "score {score:.1f} ± {score_stderr:.1f}".format(**result)
-    return status, message
+    except (OSError, ValueError):  # there is none, or it cannot be read
+        result = {}
+    if result.get("status") == "diverged":
+        return "diverged", result["message"]
+    if result.get("status") == "finished":
+        text = "score {score:.1f} +/- {score_stderr:.1f}" if "score" in result else "no score"
+        return "finished", text.format(**result)
+    if Path(directory, "checkpoint.pt").exists():
+        return "interrupted", ""
+    return "without checkpoint" if Path(directory).exists() else "missing", ""
+
+
+def state(directory):
+    """finished, diverged, interrupted, without checkpoint or missing."""
+    return outcome(directory)[0]
 
 
 def make_command(job, runs_dir):
     """The command that starts this run, or resumes it from its checkpoint."""
-    command, directory = ["python", f"{job.script}.py"], Path(runs_dir, job.name)
+    command, directory = ["python", script_path(job.script)], Path(runs_dir, job.name)
     if state(directory) == "interrupted":
         return [*command, "--resume", str(directory)]
     for name, value in job.arguments.items():
@@ -296,7 +330,7 @@ def run_job(job, runs_dir, cwd, cpus, should_stop, offline=None):
     with open(log_path, "a") as log:
         # The script inherits this lock with its output. Two processes never write the same run,
         # even if this worker is lost or if there is a second sweep.
-        while not should_stop():
+        while fcntl and not should_stop():
             try:
                 fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
@@ -314,9 +348,6 @@ def run_job(job, runs_dir, cwd, cpus, should_stop, offline=None):
         return outcome(directory)
     if should_stop() and code in (130, 143, -signal.SIGINT, -signal.SIGTERM):
         return "stopped", ""
-    if "--resume" in command and ": finished at step" in lines[-1]:
-        shutil.rmtree(directory)  # it was killed between its last checkpoint and result.json
-        return run_job(job, runs_dir, cwd, cpus, should_stop, offline)
     return "failed", f"exit code {code}, {lines[-1]} (log: {log_path})"
 
 
@@ -406,7 +437,8 @@ def run_on_ray(jobs, args, report, should_stop):
 
 
 def dry_run(jobs, runs_dir):
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for --dry-run | head
+    if sys.platform != "win32":
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # for --dry-run | head
     waiting = Counter()
     for job in jobs:
         directory = Path(runs_dir, job.name)
@@ -423,6 +455,8 @@ def dry_run(jobs, runs_dir):
 
 def write_results(jobs, runs_dir):
     """Prints the table of tools.plot and writes returns.csv."""
+    from tools import plot  # takes a while: it imports Matplotlib
+
     runs = {run.path.name: run for run in read_runs([Path(runs_dir, job.name) for job in jobs])}
     print(f"\n{plot.table(plot.group(runs.values()))}")
     swept = dict.fromkeys(name for job in jobs for name in job.arguments)
@@ -434,7 +468,7 @@ def write_results(jobs, runs_dir):
         for job, run in ((job, runs[job.name]) for job in jobs if job.name in runs):
             args = (job.parent.arguments if job.parent else {}) | run.args
             row = [run.script, args["env_id"], *(args.get(name) for name in swept), args["seed"]]
-            returns = run.returns or []  # none of a run that diverged
+            returns = run.returns or []  # none of a run that diverged or was never evaluated
             scores = normalized_scores(returns, run.metadata)
             writer.writerows([*row, i, returns[i], scores[i]] for i in range(len(returns)))
     print(f"returns of all episodes: {Path(runs_dir, 'returns.csv')}")
@@ -496,7 +530,7 @@ def main(argv=None):
         print("stopped, repeat the command to resume")
         sys.exit(128 + signals[0])
     done = [job for job in jobs.values() if results[job.name][0] in DONE]
-    if any(Path(args.runs_dir, job.name, "checkpoint.pt").exists() for job in done):
+    if done:
         write_results(done, args.runs_dir)
     sys.exit(1 if counts["failed"] else 0)
 

@@ -13,6 +13,7 @@ import d4rl_tasks
 
 DOCUMENTS = ["README.md", *(f"docs/{p.name}" for p in sorted((ROOT / "docs").glob("*.md")))]
 SCRIPTS = [f"{p}bc_n.py" for p in ("td3_", "sac_", "finetune_td3_", "finetune_sac_")]
+SCRIPTS += [f"baselines/{p.name}" for p in sorted((ROOT / "baselines").glob("[a-z]*.py"))]
 MODULES = sorted(
     str(path.relative_to(ROOT))
     for folder in ("tools", "studies")
@@ -55,7 +56,7 @@ def test_every_command_is_understood(command, monkeypatch, offline_runs, capsys)
     program, *words = shlex.split(command)
     if program in ("pip", "tensorboard") or words[:2] in (["-m", "pytest"], ["-c"]):
         return  # CI installs and tests with these commands
-    module = words[1] if words[0] == "-m" else words[0].removesuffix(".py")
+    module = words[1] if words[0] == "-m" else words[0].removesuffix(".py").replace("/", ".")
     words = words[2:] if words[0] == "-m" else words[1:]
     algorithm = "sac_bc_n" if "sac" in module else "td3_bc_n"
     words = [
@@ -94,7 +95,7 @@ def test_the_fine_tuning_command_that_a_run_prints_works(offline_runs, run):
     printed = run("td3_bc_n", "--gradient-steps", 2, "--num-critics", 2, "--eval-episodes", 1)
     command = printed[0].stdout.splitlines()[-1].split("fine-tune: ")[1]
     program, script, *arguments = shlex.split(command)
-    assert (program, script) == ("python", "finetune_td3_bc_n.py")
+    assert (program, script) == ("python", str(ROOT / "finetune_td3_bc_n.py")), "with its path"
     short = ["--env-steps", 2, "--learning-starts", 20, "--eval-episodes", 1]
     run("finetune_td3_bc_n", *arguments, *short)
 

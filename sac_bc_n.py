@@ -98,7 +98,8 @@ class Args:
 # The paper's hyperparameters by task: where they differ from Args, for all datasets of the task.
 ANTMAZE = dict(independent_targets=True, reward_transform="antmaze", eval_episodes=100)
 ADROIT = dict(independent_targets=True, reward_transform="standardize", eval_episodes=100)
-TINY = dict(gradient_steps=12_000, batch_size=64, eval_frequency=2_000, eval_episodes=20)
+TINY = dict(gradient_steps=8_000, batch_size=64, gamma=0.98)
+TINY |= dict(eval_frequency=2_000, eval_episodes=20)
 TASK_DEFAULTS = {
     "halfcheetah": dict(beta=0.0),
     "hopper": dict(beta=0.0025),
@@ -113,7 +114,9 @@ TASK_DEFAULTS = {
         task: dict(beta=10.0, bc_form="mse", **ADROIT)
         for task in ("pen", "hammer", "door", "relocate")
     },
-    "tiny-maze2d-umaze": dict(beta=0.02, bc_form="mse", **TINY),
+    "tiny-maze2d-umaze": dict(  # not the paper's
+        beta=0.2, bc_form="mse", bc_inflation=1.0, alpha_start=0.05, tau=0.01, **TINY
+    ),
 }
 
 

@@ -78,7 +78,7 @@ class Args:
 # By task only the number of episodes, as in td3_bc_n.py.
 ANTMAZE = dict(eval_episodes=100)
 ADROIT = dict(eval_episodes=100)
-TINY = dict(gradient_steps=12_000, batch_size=64, eval_frequency=2_000, eval_episodes=20)
+TINY = dict(gradient_steps=8_000, batch_size=64, eval_frequency=2_000, eval_episodes=20)
 TASK_DEFAULTS = {
     "maze2d": dict(eval_episodes=100),
     "antmaze": ANTMAZE,

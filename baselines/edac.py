@@ -97,7 +97,8 @@ class Args:
 # N and eta are those of CORL's configs; the paper has no maze2d and no antmaze.
 ANTMAZE = dict(reward_transform="antmaze", eval_episodes=100)
 ADROIT = dict(reward_transform="standardize", eval_episodes=100)
-TINY = dict(gradient_steps=12_000, batch_size=64, eval_frequency=2_000, eval_episodes=20)
+TINY = dict(gradient_steps=8_000, batch_size=64, gamma=0.98)
+TINY |= dict(eval_frequency=2_000, eval_episodes=20)
 TASK_DEFAULTS = {
     "halfcheetah-medium-expert": dict(eta=5.0),
     "hopper": dict(num_critics=50),

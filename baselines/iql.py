@@ -95,7 +95,8 @@ class Args:
 # From ikostrikov/implicit_q_learning; maze2d from CORL; Adroit's rewards as in sac_bc_n.py.
 ANTMAZE = dict(reward_transform="minus_one", eval_episodes=100)
 ADROIT = dict(reward_transform="standardize", eval_episodes=100)
-TINY = dict(gradient_steps=12_000, batch_size=64, eval_frequency=2_000, eval_episodes=20)
+TINY = dict(gradient_steps=8_000, batch_size=64, gamma=0.98)
+TINY |= dict(eval_frequency=2_000, eval_episodes=20)
 TASK_DEFAULTS = {
     "maze2d": dict(eval_episodes=100),
     "antmaze": dict(expectile=0.9, temperature=10.0, **ANTMAZE),

@@ -97,7 +97,8 @@ class Args:
 # The paper's hyperparameters by task: where they differ from Args, for all datasets of the task.
 ANTMAZE = dict(independent_targets=True, reward_transform="antmaze", eval_episodes=100)
 ADROIT = dict(independent_targets=True, reward_transform="standardize", eval_episodes=100)
-TINY = dict(gradient_steps=12_000, batch_size=64, eval_frequency=2_000, eval_episodes=20)
+TINY = dict(gradient_steps=8_000, batch_size=64, gamma=0.98)
+TINY |= dict(eval_frequency=2_000, eval_episodes=20)
 TASK_DEFAULTS = {
     # N of the efficiency table of Beeson & Montana
     **{task: dict(num_critics=4) for task in ("halfcheetah", "hopper", "walker2d")},

@@ -98,7 +98,8 @@ class Args:
 # (issue 2 of sfujim/TD3_BC, issue 25 of tinkoff-ai/CORL).
 ANTMAZE = dict(reward_transform="antmaze", eval_episodes=100)
 ADROIT = dict(reward_transform="standardize", eval_episodes=100)
-TINY = dict(gradient_steps=12_000, batch_size=64, eval_frequency=2_000, eval_episodes=20)
+TINY = dict(gradient_steps=8_000, batch_size=64, gamma=0.98)
+TINY |= dict(eval_frequency=2_000, eval_episodes=20)
 TASK_DEFAULTS = {
     "maze2d": dict(eval_episodes=100),
     "antmaze": ANTMAZE,

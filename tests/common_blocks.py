@@ -26,7 +26,7 @@ TWO_LAYERS = {"CriticEnsemble", "Actor"}
 # ... what IQL has instead of the entropy, and all that cloning does not need.
 IQL = {"Agent", "alpha_loss", "set_statistics", "parse_args"}
 NO_CRITICS = {"import copy", "from itertools import pairwise", "Agent", "polyak_update"}
-NO_CRITICS |= {"set_statistics", "ensemble_statistics"}
+NO_CRITICS |= {"TINY", "set_statistics", "ensemble_statistics"}
 PAIRS = [  # (source, script, blocks of its own)
     ("td3_bc_n", "sac_bc_n", SAC),
     ("td3_bc_n", "finetune_td3_bc_n", ONLINE),

@@ -117,7 +117,9 @@ def test_without_arguments_a_short_run_on_the_bundled_dataset(monkeypatch):
         paper = parse(script, monkeypatch, "--env-id", "maze2d-umaze-v1")
         assert args.env_id == "tiny-maze2d-umaze-v0"
         changed = {name for name, value in vars(args).items() if value != getattr(paper, name)}
-        assert changed == {*script.TINY, "env_id"}
+        tiny = script.TASK_DEFAULTS["tiny-maze2d-umaze"]
+        assert changed == {"env_id", *tiny} - {"bc_form"}
+        assert (args.beta, args.bc_inflation, args.gamma) == (0.2, 1.0, 0.98)
         given = parse(script, monkeypatch, "--gradient-steps", "7", "--batch-size", "8")
         assert (given.gradient_steps, given.batch_size) == (7, 8)
 

@@ -310,7 +310,7 @@ class ReplayBuffer:
         return Transitions(*(column[: self.added] for column in self.data))
 
 
-# --- Data and evaluation (a first reading can go on with the training loop at the end) ---
+# --- Data and evaluation (at a first reading, skip to the training loop at the end) ---
 
 
 def load_data(env_id, trust_env=False):

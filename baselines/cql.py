@@ -269,7 +269,7 @@ def update(agent, optimizers, batch, args):
     return {name: value.detach() for name, value in metrics.items()}
 
 
-# --- Data and evaluation (a first reading can go on with the training loop at the end) ---
+# --- Data and evaluation (at a first reading, skip to the training loop at the end) ---
 
 
 def load_data(env_id, trust_env=False):

@@ -16,6 +16,7 @@ from matplotlib.image import imread
 from torch.utils.tensorboard import SummaryWriter
 
 import finetune_td3_bc_n
+import sac_bc_n
 import td3_bc_n
 from studies import ablations, common, convergence, efficiency, first_hour, uncertainty
 from tools.runs import Run, load_agent, load_data, read_run
@@ -29,6 +30,19 @@ def close_figures():
     plt.close("all")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def paper_defaults():
+    """The paper's settings of maze2d-umaze, with inflation, also for the bundled dataset."""
+    with pytest.MonkeyPatch.context() as patch:
+        for script in (td3_bc_n, sac_bc_n):
+            task = script.TASK_DEFAULTS["maze2d-umaze"]
+            patch.setitem(script.TASK_DEFAULTS, "tiny-maze2d-umaze", task | {"batch_size": 16})
+        yield
+
+
+PAPER = ["--tau", 0.005, "--bc-inflation", 10]
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """N in (2, 3) and beta in (0, 0.2) with shared targets, one run with independent targets.
@@ -40,7 +54,7 @@ def trained(tmp_path_factory):
     settings = [(2, 0, 1), (2, 0.2, 1), (3, 0, 1), (3, 0.2, 1), (3, 0.2, 2), (3, 0.2, 1, "ind")]
     for n, beta, seed, *independent in settings:
         name = "-".join(map(str, (n, beta, seed, *independent)))
-        arguments = ["--num-critics", n, "--beta", beta, "--seed", seed]
+        arguments = ["--num-critics", n, "--beta", beta, "--seed", seed, "--gamma", 0.99, *PAPER]
         arguments += ["--independent-targets"] if independent else []
         arguments += ["--gradient-steps", 20, "--eval-frequency", 10, "--batch-size", 16]
         arguments += ["--eval-episodes", 2, "--runs-dir", directory, "--run-name", name]
@@ -702,9 +716,9 @@ def test_convergence_of_a_real_run(trained, tmp_path):
 
 def test_convergence_of_both_algorithms(trained, tmp_path, capsys):
     """SAC-BC-N updates its target networks at every step, so its T is half as long."""
-    arguments = ["--num-critics", 2, "--gradient-steps", 20, "--eval-frequency", 10]
+    arguments = ["--num-critics", 2, "--gradient-steps", 20, "--eval-frequency", 10, *PAPER]
     arguments += ["--eval-episodes", 2, "--runs-dir", tmp_path, "--run-name"]
-    for name in (["sac"], ["gamma-1", "--gamma", 1]):
+    for name in (["sac", "--gamma", 0.99], ["gamma-1", "--gamma", 1]):
         process = run_script("sac_bc_n", *arguments, *name)
         assert process.returncode == 0, process.stderr
     runs = [str(trained / "2-0-1"), str(trained / "3-0-1"), str(tmp_path)]

@@ -108,7 +108,7 @@ TASK_DEFAULTS = {
     "pen-human": dict(num_critics=20, eta=1000.0, **ADROIT),
     "pen": dict(num_critics=20, eta=10.0, **ADROIT),
     **{task: dict(num_critics=50, eta=200.0, **ADROIT) for task in ("hammer", "door", "relocate")},
-    "tiny-maze2d-umaze": dict(eta=0.1, **TINY),
+    "tiny-maze2d-umaze": dict(eta=0.1, alpha_start=0.05, tau=0.01, **TINY),
 }
 
 

@@ -101,7 +101,7 @@ TASK_DEFAULTS = {
     "maze2d": dict(eval_episodes=100),
     "antmaze": dict(expectile=0.9, temperature=10.0, **ANTMAZE),
     **{task: dict(temperature=0.5, **ADROIT) for task in ("pen", "hammer", "door", "relocate")},
-    "tiny-maze2d-umaze": TINY,
+    "tiny-maze2d-umaze": dict(tau=0.01, **TINY),
 }
 
 

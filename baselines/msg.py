@@ -106,7 +106,7 @@ TASK_DEFAULTS = {
     # The command for antmaze-large-diverse-v0 of the authors (google-research, jrl/agents/msg)
     "antmaze": dict(beta_lcb=-8.0, alpha_prime=0.1, **ANTMAZE),
     **{task: ADROIT for task in ("pen", "hammer", "door", "relocate")},
-    "tiny-maze2d-umaze": dict(num_critics=4, **TINY),
+    "tiny-maze2d-umaze": dict(num_critics=4, alpha_start=0.05, tau=0.01, **TINY),
 }
 
 

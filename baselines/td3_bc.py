@@ -104,7 +104,7 @@ TASK_DEFAULTS = {
     "maze2d": dict(eval_episodes=100),
     "antmaze": ANTMAZE,
     **{task: ADROIT for task in ("pen", "hammer", "door", "relocate")},
-    "tiny-maze2d-umaze": TINY,
+    "tiny-maze2d-umaze": dict(tau=0.02, **TINY),
 }
 
 

@@ -121,7 +121,8 @@ def make_run(scores=(), diverged=False, steps_per_second=10.0, history=(), **arg
     metadata = {"source": "d4rl", "ref_min_score": 0.0, "ref_max_score": 100.0}
     returns = None if diverged else list(scores)
     return Run(
-        Path("run"), "td3_bc_n", args, metadata, list(history), returns, steps_per_second, diverged
+        *(Path("run"), "td3_bc_n", args, metadata, list(history), returns),
+        *(steps_per_second, diverged, 0),
     )
 
 
@@ -662,7 +663,7 @@ def first_hour_run(script, seed, scores, checkpoint=None, finished=True):
     history = [{"step": 10 * i, "score": s, "score_worst": s - 9} for i, s in enumerate(scores)]
     metadata = {"mean_return": 30.0, "ref_min_score": 0.0, "ref_max_score": 100.0}
     args = {"seed": seed, "checkpoint": checkpoint}
-    return Run(Path("x"), script, args, metadata, history, [1.0] if finished else None, 1.0, False)
+    return Run(Path("x"), script, args, metadata, history, [1.0] if finished else None, 1.0, False, 0)
 
 
 def test_the_first_hour_has_a_row_and_a_curve_per_phase(capsys):

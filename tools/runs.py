@@ -37,6 +37,7 @@ class Run(NamedTuple):
     returns: list | None  # of the last evaluation; None if not finished or never played
     steps_per_second: float
     diverged: bool  # stopped because of non-finite losses or weights
+    step: int  # of the checkpoint
 
 
 def read_run(path):
@@ -56,6 +57,7 @@ def read_run(path):
             result["returns"] or None if finished else None,
             result["steps_per_second"],
             result["status"] == "diverged",
+            result["step"],
         )
     except (KeyError, TypeError):
         raise ValueError(f"{file}: written by another version of this project") from None

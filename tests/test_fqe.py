@@ -1,0 +1,198 @@
+"""tools.fqe: values that are known, and tables of real short runs."""
+
+import csv
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import run_script
+
+from baselines import bc
+from tools import fqe
+from tools.runs import load_run
+
+SHORT = ["--gradient-steps", 4, "--eval-frequency", 4, "--eval-episodes", 1, "--batch-size", 16]
+RUNS = {
+    "td3": ["td3_bc_n", "--num-critics", 2],
+    "sac": ["sac_bc_n", "--num-critics", 2],
+    "bc": ["baselines/bc"],
+    "unplayed": ["baselines/iql", "--eval-episodes", 0],
+}
+BAR = SimpleNamespace(update=lambda: None)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("fqe")
+    for name, (script, *arguments) in RUNS.items():
+        names = ["--env-id", "tests/swing-v0", "--runs-dir", directory, "--run-name", name]
+        assert run_script(script, *names, *SHORT, *arguments).returncode == 0
+    return directory
+
+
+def evaluate(trained, *names, **arguments):
+    arguments = {"gradient_steps": 5, "num_critics": 2, "batch_size": 16} | arguments
+    fqe.main(fqe.Args(tuple(str(trained / name) for name in names), **arguments))
+
+
+def constant_policy(action):
+    """An agent of bc.py that always takes one action."""
+    agent = bc.Agent(2, 1, bc.Args())
+    with torch.no_grad():
+        agent.actor.mean.weight.zero_()
+        agent.actor.mean.bias.fill_(np.arctanh(action))
+    return agent
+
+
+def made_data(dones):
+    """The reward is 2 + a, whatever the state."""
+    generator = torch.Generator().manual_seed(0)
+    obs = torch.randn(2_000, 2, generator=generator)
+    actions = torch.rand(2_000, 1, generator=generator) * 2 - 1
+    rewards = 2 + actions[:, 0]
+    return bc.Transitions(obs, actions, rewards, obs.flip(0), torch.full((2_000,), dones))
+
+
+@pytest.mark.parametrize(("dones", "horizon"), [(0.0, 5.0), (1.0, 1.0)])
+def test_the_value_of_a_known_policy_is_found(dones, horizon):
+    """V is r / (1 - gamma) without terminations and r with them, here for gamma 0.8."""
+    args = fqe.Args((), gradient_steps=300, batch_size=32, tau=0.1, learning_rate=1e-3)
+    starts = torch.arange(2_000) % 100 == 0
+    for action, reward in ((0.5, 2.5), (-0.5, 1.5)):
+        data = made_data(dones)
+        row = fqe.evaluate_policy(constant_policy(action), data, starts, 0.8, args, BAR)
+        assert row["v"] == pytest.approx(reward * horizon, rel=0.05)
+        assert row["v_low"] < row["v"] < row["v_high"]
+        expected = (data.actions - action).square().mean().item()
+        assert row["bc"] == pytest.approx(expected, rel=1e-5) and row["min_q"] is None
+
+
+class TwoConstants(torch.nn.Module):
+    """Two critics with the values 0 and 10 everywhere."""
+
+    def __init__(self, *_):
+        super().__init__()
+        self.values = torch.nn.Parameter(torch.tensor([[0.0], [10.0]]))
+
+    def forward(self, obs, actions):
+        return self.values.expand(-1, len(obs))
+
+
+def test_targets_are_the_mean_of_the_critics_not_their_minimum(monkeypatch):
+    losses = []
+    monkeypatch.setattr(fqe, "CriticEnsemble", TwoConstants)
+    monkeypatch.setattr(fqe, "optimizer_step", lambda _, loss: losses.append(loss.item()))
+    data = made_data(0.0)
+    data = data._replace(rewards=torch.zeros(2_000))
+    starts, args = torch.ones(2_000, dtype=torch.bool), fqe.Args((), gradient_steps=1)
+    fqe.evaluate_policy(constant_policy(0.1), data, starts, 0.5, args, BAR)
+    assert losses == [2.5**2 + 7.5**2]  # y = 0.5 (0 + 10) / 2
+
+
+def test_episodes_begin_where_the_observation_is_not_the_next_one_of_the_row_before():
+    obs = np.array([[0.0], [1.0], [5.0], [6.0], [6.0]])
+    data = SimpleNamespace(obs=obs, next_obs=np.array([[1.0], [2.0], [6.0], [7.0], [8.0]]))
+    assert fqe.first_states(data).tolist() == [True, False, True, False, True]
+
+
+def test_the_table_is_ordered_by_value_and_has_all_that_is_known(trained, tmp_path, capsys):
+    evaluate(trained, "td3", "sac", "bc", "unplayed", csv=str(tmp_path / "fqe.csv"))
+    captured = capsys.readouterr()
+    header, _, *lines = captured.out.splitlines()
+    assert header == "| run | V(s0) | 95 % interval | BC | min Q | score |"
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[:4]]
+    values = [float(row[1]) for row in cells]
+    assert values == sorted(values, reverse=True) and {row[0] for row in cells} == set(RUNS)
+    by_name = {row[0]: row for row in cells}
+    assert by_name["bc"][4] == "-" and by_name["unplayed"][5] == "-"
+    score = json.loads((trained / "td3/result.json").read_text())["score"]
+    assert by_name["td3"][5] == f"{score:.1f}"
+    assert lines[4].startswith("rank correlation of V(s0) with the score: ")
+    assert len(lines) == 5  # of three runs with a score, only two have critics
+    with open(tmp_path / "fqe.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["run"] for row in rows] == [row[0] for row in cells]
+    assert {row["step"] for row in rows} == {"4"} and float(rows[0]["v"]) >= float(rows[1]["v"])
+
+
+def test_the_own_estimate_is_the_minimum_of_the_critics_at_first_states(trained):
+    evaluate(trained, "td3", seed=5)
+    row = json.loads((trained / "td3/fqe.json").read_text())
+    _, _, agent, dataset, _, _ = load_run(trained / "td3", needs_env=False)
+    obs = torch.as_tensor(dataset.obs[fqe.first_states(dataset)])
+    assert len(obs) == 10  # the episodes of the dataset
+    with torch.no_grad():
+        obs = agent.normalize(obs)
+        expected = agent.critics(obs, agent.actor(obs)).min(dim=0).values.mean().item()
+    assert row["min_q"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_known_results_are_used_again_until_settings_or_the_run_change(trained, monkeypatch):
+    evaluated, evaluate_policy = [], fqe.evaluate_policy
+    monkeypatch.setattr(
+        fqe, "evaluate_policy", lambda *args: evaluated.append(1) or evaluate_policy(*args)
+    )
+    evaluate(trained, "td3", "bc", gradient_steps=3)
+    evaluate(trained, "td3", "bc", gradient_steps=3)
+    assert len(evaluated) == 2
+    evaluate(trained, "bc", gradient_steps=3, gamma=0.5)
+    assert len(evaluated) == 3
+    result = trained / "td3/result.json"
+    text = result.read_text()
+    result.write_text(text.replace('"step": 4', '"step": 5'))
+    evaluate(trained, "td3", gradient_steps=3)
+    result.write_text(text)
+    assert len(evaluated) == 4
+
+
+def test_a_value_above_the_largest_possible_return_is_reported(trained, monkeypatch, capsys):
+    row = {"v": 1.0, "v_low": 0.0, "v_high": 2.0, "bc": 0.1, "min_q": None}
+    monkeypatch.setattr(fqe, "evaluate_policy", lambda *_: row)  # Pendulum's rewards are below 0
+    evaluate(trained, "bc", seed=9)
+    assert "bc: V(s0) exceeds the largest possible return 0.0" in capsys.readouterr().err
+    (trained / "bc/fqe.json").unlink()
+
+
+def test_spearmans_rank_correlation():
+    assert fqe.rank_correlation([1, 2, 3, 4], [10, 20, 25, 90]) == pytest.approx(1)
+    assert fqe.rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
+
+
+def test_runs_that_cannot_be_compared_are_one_line(trained, run, capsys):
+    _, other = run("td3_bc_n", "--env-id", "mujoco/hopper/medium-v0", *SHORT, "--num-critics", 2)
+    with pytest.raises(SystemExit, match=r"differ in their dataset \(.*swing-v0.*medium-v0"):
+        fqe.main(fqe.Args((str(trained / "td3"), str(other))))
+    _, other = run("td3_bc_n", "--env-id", "tests/swing-v0", *SHORT, "--gamma", 0.9)
+    with pytest.raises(SystemExit, match=r"different discount factors \[0.9, 0.99\]"):
+        fqe.main(fqe.Args((str(trained / "td3"), str(other))))
+    online = ["--env-steps", 2, "--learning-starts", 2, "--eval-episodes", 1, "--num-critics", 2]
+    _, other = run("finetune_td3_bc_n", "--env-id", "Pendulum-v1", *online)
+    with pytest.raises(SystemExit, match="no run is left"):
+        fqe.main(fqe.Args((str(other),)))
+    assert "was trained from scratch, without a dataset" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gradient_steps": 0}, "must be at least 1"),
+        ({"gamma": 1.0}, "--gamma must be"),
+        ({"tau": 0.0}, "--tau above 0"),
+        ({"csv": "nowhere/fqe.csv"}, "not a file in an existing directory"),
+    ],
+)
+def test_mistakes_are_one_line_before_the_work(arguments, message, monkeypatch):
+    monkeypatch.setattr(fqe, "choose_runs", lambda _: pytest.fail("started"))
+    with pytest.raises(SystemExit, match=message):
+        fqe.main(fqe.Args(("runs",), **arguments))
+
+
+def test_help_is_a_manual(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fqe", "--help"])
+    with pytest.raises(SystemExit):
+        fqe.tyro.cli(fqe.Args, description=fqe.__doc__)
+    text = capsys.readouterr().out
+    assert "Fitted Q evaluation" in text and "the mode of a Gaussian" in text

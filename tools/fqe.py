@@ -1,0 +1,196 @@
+"""Fitted Q evaluation: estimates the returns of runs from their dataset, without an environment.
+
+    python -m tools.fqe runs/RUN1 runs/RUN2                     (or a directory with many runs)
+    python -m tools.fqe runs --gradient-steps 50000 --csv fqe.csv
+
+The policy of each run is frozen, and a new ensemble of critics learns its values from the dataset:
+
+    y = r + gamma (1 - d) mean_i Q'_i(s', pi(s'))
+
+The mean, not the minimum: the critics of a run are pessimistic, so that the actor stays near the
+data, and how much depends on N and beta. Here nothing is maximised. The policy is deterministic, as
+in evaluation and in tools.export: the mode of a Gaussian, not its samples.
+
+The table is ordered by V(s0), the mean of Q(s0, pi(s0)) over the first states of all episodes, with
+a 95 % interval (bootstrap over first states and critics). It is a discounted return in rewards of
+the dataset. The interval does not contain the errors that all critics share: values of actions
+that are not in the dataset are guesses here, too. So look at the other columns:
+    BC       mean squared distance of the policy to the actions of the dataset, in [-1, 1]
+    min Q    V(s0) by the critics of the run itself, their minimum (in transformed rewards)
+    score    the last evaluation of the run, if it has an environment
+Results are stored in fqe.json of the run directory, and used again by the same command.
+"""
+
+import copy
+import csv
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import tyro
+from tqdm import tqdm
+
+from baselines.td3_bc import CriticEnsemble, optimizer_step, polyak_update  # two hidden layers
+from tools.runs import DATA, import_script, load_agent, load_data, read_runs
+
+COLUMNS = ("run", "v", "v_low", "v_high", "bc", "min_q", "score", "step")
+SETTINGS = ("gradient_steps", "num_critics", "tau", "batch_size", "learning_rate", "seed")
+
+
+@dataclass
+class Args:
+    runs: tyro.conf.Positional[tuple[str, ...]]  # run directories, or parents of them
+    gradient_steps: int = 10_000  # number of gradient steps per run
+    num_critics: int = 3  # number of critics
+    gamma: float | None = None  # discount factor (default: that of the runs)
+    tau: float = 0.05  # Polyak coefficient of the target critics
+    batch_size: int = 256  # batch size
+    learning_rate: float = 1e-3  # learning rate
+    seed: int = 1  # random seed for critics, batches and bootstrap
+    cuda: bool = True  # use the GPU if there is one
+    csv: str | None = None  # file to write the table to, as CSV
+
+
+def choose_runs(args):
+    """The runs, their common discount factor, and their common dataset on the device."""
+    runs = []
+    for run in read_runs(args.runs):
+        from_scratch = run.script.startswith("finetune") and not run.args["checkpoint"]
+        if run.diverged or from_scratch:
+            reason = "diverged" if run.diverged else "was trained from scratch, without a dataset"
+            print(f"left out: {run.path.name} {reason}", file=sys.stderr)
+        else:
+            runs.append(run)
+    if not runs:
+        sys.exit("no run is left")
+    for run in runs:
+        for key in DATA:
+            if run.metadata[key] != runs[0].metadata[key]:
+                names = f"{runs[0].path.name}: {runs[0].metadata[key]}, {run.path.name}"
+                sys.exit(f"the runs differ in their {key} ({names}: {run.metadata[key]})")
+    gammas = {run.args["gamma"] for run in runs if "gamma" in run.args} or {0.99}  # BC has none
+    if args.gamma is None and len(gammas) > 1:
+        sys.exit(f"the runs have different discount factors {sorted(gammas)}, choose one: --gamma")
+    script = import_script(runs[0].script)
+    dataset, metadata, _ = load_data(script, script.Args(**runs[0].args))
+    if metadata["transitions"] != runs[0].metadata["transitions"]:
+        sys.exit(f"{runs[0].path}: the dataset has changed since the run")
+    return runs, args.gamma or gammas.pop(), dataset
+
+
+def first_states(dataset):
+    """True where an episode begins: the observation is not the next one of the row before."""
+    changes = (dataset.obs[1:] != dataset.next_obs[:-1]).any(axis=1)
+    return np.concatenate([[True], changes])
+
+
+@torch.no_grad()
+def actions_of(agent, obs):
+    """Actions of the policy in [-1, 1]. In parts: a dataset may be large."""
+    return torch.cat([agent.actor(agent.normalize(part)) for part in obs.split(2**16)])
+
+
+def evaluate_policy(agent, dataset, starts, gamma, args, bar):
+    """Trains critics for the frozen policy. Returns one row of the table."""
+    torch.manual_seed(args.seed)
+    next_actions = actions_of(agent, dataset.next_obs)
+    obs, next_obs = agent.normalize(dataset.obs), agent.normalize(dataset.next_obs)
+    scale = dataset.rewards.std().clamp(min=1e-3)  # the learning rate fits values of any size
+    rewards = dataset.rewards / scale
+    sizes = args.num_critics, obs.shape[1], next_actions.shape[1]
+    critics = CriticEnsemble(*sizes, "torch").to(obs.device)
+    target = copy.deepcopy(critics).requires_grad_(False)
+    optimizer = torch.optim.Adam(critics.parameters(), args.learning_rate, fused=True)
+    for _ in range(args.gradient_steps):
+        i = torch.randint(len(obs), (args.batch_size,), device=obs.device)
+        with torch.no_grad():
+            next_q = target(next_obs[i], next_actions[i]).mean(dim=0)
+            y = rewards[i] + gamma * (1 - dataset.dones[i]) * next_q
+        q = critics(obs[i], dataset.actions[i])
+        optimizer_step(optimizer, len(q) * F.mse_loss(q, y.expand_as(q)))
+        polyak_update(target, critics, args.tau)
+        bar.update()
+
+    with torch.no_grad():
+        start_actions = actions_of(agent, dataset.obs[starts])
+        v = (target(obs[starts], start_actions) * scale).cpu().numpy()
+        distance = F.mse_loss(actions_of(agent, dataset.obs), dataset.actions)
+        min_q = None
+        if hasattr(agent, "critics"):  # BC has none
+            min_q = agent.critics(obs[starts], start_actions).amin(dim=0).mean().item()
+    rng, means = np.random.default_rng(args.seed), []
+    for _ in range(1_000):
+        members, states = (rng.integers(size, size=size) for size in v.shape)
+        means.append(v[np.ix_(members, states)].mean())
+    low, high = np.percentile(means, [2.5, 97.5]).tolist()
+    row = {"v": float(v.mean()), "v_low": low, "v_high": high}
+    return row | {"bc": distance.item(), "min_q": min_q}
+
+
+def rank_correlation(a, b):
+    """Spearman's."""
+    a, b = (np.argsort(np.argsort(values)) for values in (a, b))
+    return np.corrcoef(a, b)[0, 1]
+
+
+def print_table(rows):
+    print("| run | V(s0) | 95 % interval | BC | min Q | score |\n" + "|---" * 6 + "|")
+    for row in rows:
+        numbers = ("-" if row[key] is None else f"{row[key]:.1f}" for key in ("min_q", "score"))
+        interval = f"{row['v_low']:.1f} to {row['v_high']:.1f}"
+        cells = row["run"], f"{row['v']:.1f}", interval, f"{row['bc']:.3f}", *numbers
+        print(f"| {' | '.join(cells)} |")
+    for key, name in (("v", "V(s0)"), ("min_q", "min Q")):
+        known = [(row[key], row["score"]) for row in rows if None not in (row[key], row["score"])]
+        if len(known) > 2:
+            correlation = rank_correlation(*zip(*known, strict=True))
+            print(f"rank correlation of {name} with the score: {correlation:.2f}")
+
+
+def main(args):
+    if min(args.gradient_steps, args.num_critics, args.batch_size) < 1:
+        sys.exit("--gradient-steps, --num-critics and --batch-size must be at least 1")
+    if not 0 <= (args.gamma or 0) < 1 or not 0 < args.tau <= 1:
+        sys.exit("--gamma must be from 0 to below 1, --tau above 0 and at most 1")
+    if args.csv and (Path(args.csv).is_dir() or not Path(args.csv).parent.is_dir()):
+        sys.exit(f"--csv {args.csv}: not a file in an existing directory")
+    runs, gamma, data = choose_runs(args)
+    device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
+    dataset = type(data)(*(torch.as_tensor(column, device=device) for column in data))
+    starts = torch.as_tensor(first_states(data), device=device)
+
+    rows = []
+    settings = {name: getattr(args, name) for name in SETTINGS} | {"gamma": gamma}
+    bar = tqdm(total=len(runs) * args.gradient_steps, unit="step", disable=None)
+    for run in runs:
+        file, key = run.path / "fqe.json", settings | {"step": run.step}
+        row = json.loads(file.read_text()) if file.exists() else {}
+        if row.get("settings") == key:
+            bar.update(args.gradient_steps)
+        else:
+            agent = load_agent(run.path)[2].to(device)
+            row = evaluate_policy(agent, dataset, starts, gamma, args, bar) | {"settings": key}
+            file.write_text(json.dumps(row, indent=2))
+        score = run.history[-1].get("score") if run.history else None
+        rows.append({"run": run.path.name} | row | {"score": score, "step": run.step})
+    bar.close()
+    rows.sort(key=lambda row: -row["v"])
+    print_table(rows)
+    largest = max(0, data.rewards.max()) / (1 - gamma)
+    for row in rows:
+        if not row["v"] <= largest:  # also if it is NaN
+            text = f"{row['run']}: V(s0) exceeds the largest possible return {largest:.1f}"
+            print(f"{text}, do not trust it", file=sys.stderr)
+    if args.csv:
+        with open(args.csv, "w", newline="") as output:
+            writer = csv.DictWriter(output, COLUMNS, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))

@@ -32,7 +32,7 @@ ARGUMENTS = {
     "bounds": [*OFFLINE, "--env-id", "export/bounds-v0"],
     "played": [*OFFLINE, *SWING, "--eval-episodes", 1],
 }
-LOW, HIGH = np.float32([0, -1, 1000]), np.float32([5, 3, 1000.5])  # of export/bounds-v0
+LOW, HIGH = np.float32([0, -1, 10000]), np.float32([5, 3, 10000.5])  # of export/bounds-v0
 
 
 @pytest.fixture(scope="module")

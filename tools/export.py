@@ -144,7 +144,7 @@ def main(args):
     model = to_onnx(Policy(agent, low, high), properties)
 
     # Sums in another order change float32 actions by 1e-7 to 5e-5 of their range, most if weights
-    # are large; a mistake changes them by more than 1e-4. rtol is for bounds such as [1000, 1001].
+    # are large; a mistake changes them by more than 1e-4. rtol: for bounds such as [10000, 10001].
     obs, words = sample_observations(args, settings, agent, metadata)
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     batches = (obs, obs[:1], obs[:7])

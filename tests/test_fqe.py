@@ -86,10 +86,10 @@ def test_targets_are_the_mean_of_the_critics_not_their_minimum(monkeypatch):
     monkeypatch.setattr(fqe, "CriticEnsemble", TwoConstants)
     monkeypatch.setattr(fqe, "optimizer_step", lambda _, loss: losses.append(loss.item()))
     data = made_data(0.0)
-    data = data._replace(rewards=torch.zeros(2_000))
+    data = data._replace(rewards=torch.full((2_000,), 0.01))  # 10 in units of the smallest std
     starts, args = torch.ones(2_000, dtype=torch.bool), fqe.Args((), gradient_steps=1)
     fqe.evaluate_policy(constant_policy(0.1), data, starts, 0.5, args, BAR)
-    assert losses == [2.5**2 + 7.5**2]  # y = 0.5 (0 + 10) / 2
+    assert losses == pytest.approx([12.5**2 + 2.5**2])  # y = 10 + 0.5 (0 + 10) / 2
 
 
 def test_episodes_begin_where_the_observation_is_not_the_next_one_of_the_row_before():
@@ -148,11 +148,21 @@ def test_known_results_are_used_again_until_settings_or_the_run_change(trained, 
     assert len(evaluated) == 4
 
 
-def test_a_value_above_the_largest_possible_return_is_reported(trained, monkeypatch, capsys):
-    row = {"v": 1.0, "v_low": 0.0, "v_high": 2.0, "bc": 0.1, "min_q": None}
-    monkeypatch.setattr(fqe, "evaluate_policy", lambda *_: row)  # Pendulum's rewards are below 0
-    evaluate(trained, "bc", seed=9)
-    assert "bc: V(s0) exceeds the largest possible return 0.0" in capsys.readouterr().err
+def test_values_above_the_largest_possible_return_are_clipped_and_reported(
+    trained, monkeypatch, capsys
+):
+    """Pendulum's rewards are below 0. Two constant critics say 5."""
+    monkeypatch.setattr(fqe, "CriticEnsemble", TwoConstants)
+    losses = []
+    monkeypatch.setattr(fqe, "optimizer_step", lambda _, loss: losses.append(loss.item()))
+    evaluate(trained, "bc", seed=9, gradient_steps=1)
+    message = "bc: do not trust V(s0), 100% of its values exceed the largest possible return 0.0"
+    assert message in capsys.readouterr().err
+    assert json.loads((trained / "bc/fqe.json").read_text())["impossible"] == 1
+    _, _, _, dataset, _, _ = load_run(trained / "bc", needs_env=False)
+    largest = (-dataset.rewards.min() / dataset.rewards.std(ddof=1)).item()
+    # y is the reward alone, from -largest to 0, and the loss is (0 - y)^2 + (10 - y)^2
+    assert 0 <= losses[0] - 10**2 <= 2 * largest**2 + 20 * largest
     (trained / "bc/fqe.json").unlink()
 
 

@@ -8,13 +8,15 @@ The policy of each run is frozen, and a new ensemble of critics learns its value
     y = r + gamma (1 - d) mean_i Q'_i(s', pi(s'))
 
 The mean, not the minimum: the critics of a run are pessimistic, so that the actor stays near the
-data, and how much depends on N and beta. Here nothing is maximised. The policy is deterministic, as
-in evaluation and in tools.export: the mode of a Gaussian, not its samples.
+data, and how much depends on N and beta. Here nothing is maximised. Next values are clipped to what
+is possible, the smallest and largest reward at every step. The policy is deterministic, as in
+evaluation and in tools.export: the mode of a Gaussian, not its samples.
 
 The table is ordered by V(s0), the mean of Q(s0, pi(s0)) over the first states of all episodes, with
 a 95 % interval (bootstrap over first states and critics). It is a discounted return in rewards of
 the dataset. The interval does not contain the errors that all critics share: values of actions
-that are not in the dataset are guesses here, too. So look at the other columns:
+that are not in the dataset are guesses here, too. If more than 1 % of the next values exceed the
+largest possible return, there is a warning. So look at the other columns:
     BC       mean squared distance of the policy to the actions of the dataset, in [-1, 1]
     min Q    V(s0) by the critics of the run itself, their minimum (in transformed rewards)
     score    the last evaluation of the run, if it has an environment
@@ -37,7 +39,7 @@ from tqdm import tqdm
 from baselines.td3_bc import CriticEnsemble, optimizer_step, polyak_update  # two hidden layers
 from tools.runs import DATA, import_script, load_agent, load_data, read_runs
 
-COLUMNS = ("run", "v", "v_low", "v_high", "bc", "min_q", "score", "step")
+COLUMNS = ("run", "v", "v_low", "v_high", "impossible", "bc", "min_q", "score", "step")
 SETTINGS = ("gradient_steps", "num_critics", "tau", "batch_size", "learning_rate", "seed")
 
 
@@ -101,6 +103,7 @@ def evaluate_policy(agent, dataset, starts, gamma, args, bar):
     obs, next_obs = agent.normalize(dataset.obs), agent.normalize(dataset.next_obs)
     scale = dataset.rewards.std().clamp(min=1e-3)  # the learning rate fits values of any size
     rewards = dataset.rewards / scale
+    low, high = rewards.min().clamp(max=0) / (1 - gamma), rewards.max().clamp(min=0) / (1 - gamma)
     sizes = args.num_critics, obs.shape[1], next_actions.shape[1]
     critics = CriticEnsemble(*sizes, "torch").to(obs.device)
     target = copy.deepcopy(critics).requires_grad_(False)
@@ -109,7 +112,7 @@ def evaluate_policy(agent, dataset, starts, gamma, args, bar):
         i = torch.randint(len(obs), (args.batch_size,), device=obs.device)
         with torch.no_grad():
             next_q = target(next_obs[i], next_actions[i]).mean(dim=0)
-            y = rewards[i] + gamma * (1 - dataset.dones[i]) * next_q
+            y = rewards[i] + gamma * (1 - dataset.dones[i]) * next_q.clamp(low, high)
         q = critics(obs[i], dataset.actions[i])
         optimizer_step(optimizer, len(q) * F.mse_loss(q, y.expand_as(q)))
         polyak_update(target, critics, args.tau)
@@ -118,6 +121,8 @@ def evaluate_policy(agent, dataset, starts, gamma, args, bar):
     with torch.no_grad():
         start_actions = actions_of(agent, dataset.obs[starts])
         v = (target(obs[starts], start_actions) * scale).cpu().numpy()
+        i = torch.randint(len(obs), (10_000,), device=obs.device)
+        clipped = (target(next_obs[i], next_actions[i]).mean(dim=0) > high).float().mean()
         distance = F.mse_loss(actions_of(agent, dataset.obs), dataset.actions)
         min_q = None
         if hasattr(agent, "critics"):  # BC has none
@@ -128,7 +133,7 @@ def evaluate_policy(agent, dataset, starts, gamma, args, bar):
         means.append(v[np.ix_(members, states)].mean())
     low, high = np.percentile(means, [2.5, 97.5]).tolist()
     row = {"v": float(v.mean()), "v_low": low, "v_high": high}
-    return row | {"bc": distance.item(), "min_q": min_q}
+    return row | {"bc": distance.item(), "min_q": min_q, "impossible": clipped.item()}
 
 
 def rank_correlation(a, b):
@@ -182,9 +187,13 @@ def main(args):
     print_table(rows)
     largest = max(0, data.rewards.max()) / (1 - gamma)
     for row in rows:
-        if not row["v"] <= largest:  # also if it is NaN
-            text = f"{row['run']}: V(s0) exceeds the largest possible return {largest:.1f}"
-            print(f"{text}, do not trust it", file=sys.stderr)
+        if not row["v"] <= largest or row["impossible"] > 0.01:  # also if it is NaN
+            share = f"{row['impossible']:.0%} of its values exceed"
+            print(
+                f"{row['run']}: do not trust V(s0), {share} the largest possible return "
+                f"{largest:.1f}: the critics know too little about its actions",
+                file=sys.stderr,
+            )
     if args.csv:
         with open(args.csv, "w", newline="") as output:
             writer = csv.DictWriter(output, COLUMNS, extrasaction="ignore")

@@ -155,7 +155,7 @@ def test_values_above_the_largest_possible_return_are_clipped_and_reported(
     monkeypatch.setattr(fqe, "CriticEnsemble", TwoConstants)
     losses = []
     monkeypatch.setattr(fqe, "optimizer_step", lambda _, loss: losses.append(loss.item()))
-    evaluate(trained, "bc", seed=9, gradient_steps=1)
+    evaluate(trained, "bc", seed=9, gradient_steps=1, gamma=0.1)
     message = "bc: do not trust V(s0), 100% of its values exceed the largest possible return 0.0"
     assert message in capsys.readouterr().err
     assert json.loads((trained / "bc/fqe.json").read_text())["impossible"] == 1
@@ -163,12 +163,26 @@ def test_values_above_the_largest_possible_return_are_clipped_and_reported(
     largest = (-dataset.rewards.min() / dataset.rewards.std(ddof=1)).item()
     # y is the reward alone, from -largest to 0, and the loss is (0 - y)^2 + (10 - y)^2
     assert 0 <= losses[0] - 10**2 <= 2 * largest**2 + 20 * largest
+    evaluate(trained, "bc", seed=9, gradient_steps=1, gamma=0.99)  # 5 is within a tenth of 1,000
+    assert json.loads((trained / "bc/fqe.json").read_text())["impossible"] == 0
     (trained / "bc/fqe.json").unlink()
 
 
 def test_spearmans_rank_correlation():
     assert fqe.rank_correlation([1, 2, 3, 4], [10, 20, 25, 90]) == pytest.approx(1)
     assert fqe.rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
+    ties = fqe.rank_correlation([1, 2, 3, 4], [5, 5, 5, 9])  # ranks 2, 2, 2 and 4
+    assert ties == pytest.approx(np.corrcoef([1, 2, 3, 4], [2, 2, 2, 4])[0, 1])
+
+
+def test_a_run_with_impossible_values_is_last(trained, monkeypatch, capsys):
+    """Whatever its V(s0): nobody should choose it."""
+    rows = iter([{"v": -1.0, "impossible": 0.5}, {"v": -9.0, "impossible": 0.0}])
+    more = {"v_low": 0.0, "v_high": 0.0, "bc": 1.0, "min_q": None}
+    monkeypatch.setattr(fqe, "evaluate_policy", lambda *_: next(rows) | more)
+    evaluate(trained, "bc", "td3", seed=10)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[1] for line in lines[2:4]] == ["-9.0", "-1.0"]
 
 
 def test_runs_that_cannot_be_compared_are_one_line(trained, run, capsys):

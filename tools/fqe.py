@@ -15,8 +15,9 @@ evaluation and in tools.export: the mode of a Gaussian, not its samples.
 The table is ordered by V(s0), the mean of Q(s0, pi(s0)) over the first states of all episodes, with
 a 95 % interval (bootstrap over first states and critics). It is a discounted return in rewards of
 the dataset. The interval does not contain the errors that all critics share: values of actions
-that are not in the dataset are guesses here, too. If more than 1 % of the next values exceed the
-largest possible return, there is a warning. So look at the other columns:
+that are not in the dataset are guesses here, too. If more than 1 % of the next values of a run are
+impossible (above the largest return, by a tenth of the range), it is last, with a warning. So look
+at the other columns:
     BC       mean squared distance of the policy to the actions of the dataset, in [-1, 1]
     min Q    V(s0) by the critics of the run itself, their minimum (in transformed rewards)
     score    the last evaluation of the run, if it has an environment
@@ -122,7 +123,8 @@ def evaluate_policy(agent, dataset, starts, gamma, args, bar):
         start_actions = actions_of(agent, dataset.obs[starts])
         v = (target(obs[starts], start_actions) * scale).cpu().numpy()
         i = torch.randint(len(obs), (10_000,), device=obs.device)
-        clipped = (target(next_obs[i], next_actions[i]).mean(dim=0) > high).float().mean()
+        next_q = target(next_obs[i], next_actions[i]).mean(dim=0)
+        impossible = (next_q > high + 0.1 * (high - low)).float().mean().item()
         distance = F.mse_loss(actions_of(agent, dataset.obs), dataset.actions)
         min_q = None
         if hasattr(agent, "critics"):  # BC has none
@@ -133,13 +135,13 @@ def evaluate_policy(agent, dataset, starts, gamma, args, bar):
         means.append(v[np.ix_(members, states)].mean())
     low, high = np.percentile(means, [2.5, 97.5]).tolist()
     row = {"v": float(v.mean()), "v_low": low, "v_high": high}
-    return row | {"bc": distance.item(), "min_q": min_q, "impossible": clipped.item()}
+    return row | {"bc": distance.item(), "min_q": min_q, "impossible": impossible}
 
 
 def rank_correlation(a, b):
-    """Spearman's."""
-    a, b = (np.argsort(np.argsort(values)) for values in (a, b))
-    return np.corrcoef(a, b)[0, 1]
+    """Spearman's. Equal values have the mean of their ranks."""
+    a, b = np.asarray(a), np.asarray(b)
+    return np.corrcoef(*((x > x[:, None]).sum(0) + (x >= x[:, None]).sum(0) for x in (a, b)))[0, 1]
 
 
 def print_table(rows):
@@ -183,17 +185,14 @@ def main(args):
         score = run.history[-1].get("score") if run.history else None
         rows.append({"run": run.path.name} | row | {"score": score, "step": run.step})
     bar.close()
-    rows.sort(key=lambda row: -row["v"])
-    print_table(rows)
     largest = max(0, data.rewards.max()) / (1 - gamma)
-    for row in rows:
-        if not row["v"] <= largest or row["impossible"] > 0.01:  # also if it is NaN
-            share = f"{row['impossible']:.0%} of its values exceed"
-            print(
-                f"{row['run']}: do not trust V(s0), {share} the largest possible return "
-                f"{largest:.1f}: the critics know too little about its actions",
-                file=sys.stderr,
-            )
+    doubtful = [r for r in rows if not r["v"] <= largest or r["impossible"] > 0.01]  # also NaN
+    rows.sort(key=lambda row: (row in doubtful, -row["v"]))
+    print_table(rows)
+    for row in doubtful:
+        share = f"{row['impossible']:.0%} of its values exceed the largest possible return"
+        text = f"do not trust V(s0), {share} {largest:.1f}: its actions are too far from the data"
+        print(f"{row['run']}: {text}", file=sys.stderr)
     if args.csv:
         with open(args.csv, "w", newline="") as output:
             writer = csv.DictWriter(output, COLUMNS, extrasaction="ignore")

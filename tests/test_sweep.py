@@ -42,11 +42,21 @@ def four_runs(tmp_path_factory):
     """Four finished runs, one after another. The workers of pytest-xdist share them."""
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
-    with open(shared / "four_runs.lock", "w") as lock:
+    with open(shared / "four_runs.lock", "w") as lock, pytest.MonkeyPatch.context() as patch:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (shared / "four_runs").exists():
+            patch.setattr(sweep, "call", call_here)
             assert run_sweep(*FOUR, "--runs-dir", shared / "four_runs") == 0
     return shared / "four_runs"
+
+
+def call_here(command, log, *_):
+    """sweep.call without another process, which would import torch again."""
+    print(f"$ {shlex.join(command)}", file=log, flush=True)
+    process = run_script(command[1].removesuffix(".py"), *command[2:])
+    log.write(process.stdout + process.stderr)
+    log.flush()
+    return process.returncode
 
 
 def run_sweep(*arguments):
@@ -207,9 +217,9 @@ def test_a_run_that_was_killed_before_its_last_result_is_resumed(four_runs, tmp_
     (tmp_path / "logs").mkdir()
     commands = []
 
-    def call(command, log, *_):
+    def call(command, *arguments):
         commands.append(command)
-        return run_script(command[1].removesuffix(".py"), *command[2:]).returncode
+        return call_here(command, *arguments)
 
     monkeypatch.setattr(sweep, "call", call)
     status, message = sweep.run_job(job, str(tmp_path), ".", 1, lambda: False)
@@ -219,7 +229,10 @@ def test_a_run_that_was_killed_before_its_last_result_is_resumed(four_runs, tmp_
     assert json.loads((path / "result.json").read_text()) == expected
 
 
-def test_runs_that_were_never_evaluated_are_finished_and_have_no_returns(tmp_path, capsys):
+def test_runs_that_were_never_evaluated_are_finished_and_have_no_returns(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(sweep, "call", call_here)
     arguments = ["td3_bc_n", "--gradient-steps", 2, "--num-critics", 2, "--eval-episodes", 0, 1]
     arguments += ["--runs-dir", tmp_path]
     unplayed, played = jobs_of(*arguments[:-2])
@@ -271,6 +284,8 @@ def test_failed_and_diverged_runs_do_not_stop_the_others(tmp_path, monkeypatch, 
     monkeypatch.setitem(sweep.GRIDS, "mixed", ("for this test", *lines))
     diverged, failed, finished, skipped, fine_tuned = jobs_of("mixed")
     for arguments in (["--ray"], []):  # a failed run is tried again, the others are not
+        if not arguments:
+            monkeypatch.setattr(sweep, "call", call_here)
         assert run_sweep("mixed", "--runs-dir", tmp_path, *arguments) == 1
         output = capsys.readouterr().out
         for name in (finished, fine_tuned):  # a line when a run ends, with its score

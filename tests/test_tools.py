@@ -257,7 +257,7 @@ def test_fine_tuning_of_different_offline_runs_is_not_one_experiment(tmp_path):
         (tmp_path / name).mkdir()
         args = {"seed": seed, "gradient_steps": steps, "beta": 0.1}
         result = {"algorithm": "td3_bc_n", "status": "finished", "args": args, "metadata": {}}
-        result |= {"history": [], "returns": [], "steps_per_second": 1.0}
+        result |= {"history": [], "returns": [], "steps_per_second": 1.0, "step": 10}
         (tmp_path / name / "result.json").write_text(json.dumps(result))
         path = f"elsewhere/{name}" + ("/checkpoint.pt" if seed == 2 else "")
         settings = {"path": tmp_path / "online", "checkpoint": path, "seed": seed}

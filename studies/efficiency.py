@@ -1,7 +1,7 @@
 """Training time beside the paper's table, and score against training time.
 
     python -m tools.speed --json speed.json
-    python -m studies.efficiency --speed speed.json                 (tables of seconds and memory)
+    python -m studies.efficiency --speed speed.json                 (tables of seconds and hours)
     python -m studies.efficiency --speed speed.json runs            (and score against time)
 
 The paper's numbers are of an RTX 2080 Ti. Nothing is trained.
@@ -31,7 +31,7 @@ def read_speed(path):
     try:
         with open(path) as file:
             rows = json.load(file)
-        keys = ("script", "num_critics", "task", "device", "steps_per_second", "peak_memory_mb")
+        keys = ("script", "num_critics", "task", "device", "steps_per_second")
         rows = [{key: row[key] for key in keys} for row in rows]
     except (OSError, ValueError, KeyError, TypeError) as error:
         sys.exit(f"{path}: not a JSON file of tools.speed ({error!r})")
@@ -39,22 +39,15 @@ def read_speed(path):
 
 
 def speed_table(rows):
-    """Seconds per 10,000 steps, hours per 1M steps and memory of this machine.
-
-    Memory is that of the process on a CPU, and that allocated by PyTorch on a GPU.
-    """
+    """Seconds per 10,000 steps and hours per 1M steps of this machine."""
     lines = []
     for row in rows:
         seconds = 10_000 / row["steps_per_second"]
         paper = SCRIPT_COSTS.get((row["script"], row["num_critics"]))
         line = [row["script"], row["num_critics"], row["task"], row["device"], f"{seconds:.1f}"]
-        line += [f"{paper[0]}" if paper else "-", f"{seconds / 36:.1f}"]
-        memory = row["peak_memory_mb"]
-        line.append("-" if memory is None else f"{memory:.0f}")
-        lines.append([*line, paper[2] if paper else "-"])
+        lines.append([*line, f"{paper[0]}" if paper else "-", f"{seconds / 36:.1f}"])
     header = ["script", "N", "task", "device", "s per 10,000 steps", "paper's s"]
-    header += ["hours per 1M steps", "peak memory (MB)", "paper's GB"]
-    return common.markdown_table(header, lines)
+    return common.markdown_table([*header, "hours per 1M steps"], lines)
 
 
 def paper_table():

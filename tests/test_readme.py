@@ -67,7 +67,7 @@ def test_every_command_is_understood(command, monkeypatch, offline_runs, capsys)
         words += ["--gradient-steps", "3"]  # the run of this test is finished
     args = parse(module, words, monkeypatch)
     env_id = getattr(args, "env_id", None)
-    if env_id and "finetune" not in module:
+    if env_id and "finetune" not in module and module != "tools.import_data":
         assert env_id in d4rl_tasks.TASKS or "/" in env_id
 
 

@@ -1,141 +1,173 @@
 """tools.speed, with measurements of a fraction of a second."""
 
-import contextlib
-import importlib
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT
+from torch.utils.flop_counter import FlopCounterMode
 
-from tools import runs, speed
+from studies import efficiency
+from tools import speed
 
-HOPPER = "hopper-medium-v2"
-COLUMNS = ["script", "num_critics", "task", "device", "steps_per_second", "gflop_per_step"]
-COLUMNS += ["matmul_ratio", "peak_memory_mb"]
+DATASET = [torch.rand(300, *shape) for shape in ((11,), (3,), (), (11,), ())]
 
 
 @pytest.fixture(autouse=True)
-def matmul_precision():
+def settings_of_torch():
     yield
     torch.set_float32_matmul_precision("highest")
+    torch.use_deterministic_algorithms(False)
 
 
-def test_rows_are_printed_and_written_as_json(tmp_path):
-    command = [sys.executable, "-m", "tools.speed", "--script", "td3_bc_n", "--num-critics", "2"]
-    command += ["--task", HOPPER, "--seconds", "0.1", "--json", tmp_path / "speed.json"]
+def parse(*methods, task="hopper-medium-v2"):
+    """Methods with small batches, to be fast."""
+    parsed = [speed.parse_method(method, task) for method in methods]
+    for _, settings in parsed:
+        settings.batch_size = 16
+    return parsed
+
+
+def test_methods_are_compared_with_td3_bc_n_and_written_as_json(tmp_path):
+    command = [sys.executable, "-m", "tools.speed", "bc", "edac:2", "edac:2", "--seconds", "0.1"]
+    command += ["--json", tmp_path / "speed.json"]
     process = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    (row,) = json.loads((tmp_path / "speed.json").read_text())
-    assert list(row) == COLUMNS and row["steps_per_second"] > 0 and row["peak_memory_mb"] > 100
-    header, _, line = process.stdout.splitlines()
-    assert header.count("|") == line.count("|") == 10
-    steps_per_second = f"{row['steps_per_second']:.1f}"
-    assert line.startswith(f"| td3_bc_n | 2 | {HOPPER} | {steps_per_second} |")
+    rows = efficiency.read_speed(tmp_path / "speed.json")
+    methods = [(row["script"], row["num_critics"]) for row in rows]
+    assert methods == [("td3_bc_n", 10), ("bc", 0), ("edac", 2)]
+    assert rows[1]["steps_per_second"] > 2 * rows[0]["steps_per_second"]
+    where, _, header, _, *lines = process.stdout.splitlines()
+    assert where.startswith("hopper-medium-v2, cpu") and "RTX 2080 Ti" in header
+    assert [line.count("|") for line in (header, *lines)] == [10] * 4
+    assert "| 1.00 | 31 | 1.00 | 3.61 |" in lines[0] and "| - | - | 0.10 |" in lines[1]
 
 
-def gflop_by_hand(num_critics, sac):
-    """Matrix products of an average step: layers of critics and actor, batches of 256."""
+def test_speeds_and_ratios_are_medians_over_rounds(monkeypatch, capsys, tmp_path):
+    """Columns: two steps of a method, its matmuls alone. A slow round slows all methods."""
+    times = [[2.0, 1.0, 1.0, 0.8], [20.0, 10.0, 12.0, 9.6], [4.0, 1.0, 1.0, 0.8]]
+    monkeypatch.setattr(speed, "time_alternately", lambda *_: np.array(times))
+    speed.main(speed.Args(("cql:2",), json=str(tmp_path / "speed.json")))
+    first, second = json.loads((tmp_path / "speed.json").read_text())
+    assert (first["steps_per_second"], second["steps_per_second"]) == (2 / 4, 2 / 1)
+    assert (first["relative_time"], second["relative_time"]) == (1, 0.5)
+    assert (first["matmul_share"], second["matmul_share"]) == pytest.approx((0.5, 0.8))
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line == "| cql | 2 | 2.0 | 5000 | 0.50 | 123 | 3.97 | 14.81 | 0.80 |"  # 123 / 31
+
+
+def gflop_by_hand(num_critics, script):
+    """Matmuls of an average step: layers of critics and actor, batches of 16."""
     layers = 14 * 256 + 2 * 256 * 256 + 256
     inputs = 2 * 256 * 256 + 256  # gradients of the inputs of all layers but the first
-    outputs = 6 if sac else 3  # mean and std
+    outputs = 3 if script == "td3_bc_n" else 6  # of the actor: mean, or mean and std
     actor = 11 * 256 + 2 * 256 * 256 + 256 * outputs
     critic_loss = 2 * layers + inputs + layers  # targets, forward, inputs and weights backward
+    if script == "edac":  # gradients of the actions; their own gradients, also of the weights
+        critic_loss += layers + (layers - 256) + layers
     actor_loss = 2 * layers  # forward, inputs backward
     actor_step = actor + actor + 2 * 256 * 256 + 256 * outputs  # forward, weights, inputs
-    actor_updates = 1 if sac else 0.5
+    actor_updates = 0.5 if script == "td3_bc_n" else 1
     critics = num_critics * (critic_loss + actor_loss * actor_updates)
-    return 2 * 256 * (critics + actor + actor_step * actor_updates) / 1e9
+    return 2 * 16 * (critics + actor + actor_step * actor_updates) / 1e9
 
 
-@pytest.mark.parametrize("script", runs.SCRIPTS)
-def test_the_matrix_products_of_a_step_are_counted(script):
-    row = speed.measure(script, 3, HOPPER, speed.Args(seconds=0.05))
-    assert row["gflop_per_step"] == pytest.approx(gflop_by_hand(3, "sac" in script), rel=1e-6)
-    assert row["matmul_ratio"] > 0
-
-
-@pytest.mark.parametrize("script", runs.SCRIPTS[2:])
-def test_an_online_step_acts_and_stores_the_transition(script, monkeypatch):
-    module = importlib.import_module(script)
-    stored, add = [], module.ReplayBuffer.add
-    monkeypatch.setattr(
-        module.ReplayBuffer, "add", lambda self, data: stored.append(data) or add(self, data)
-    )
-    steps, _, env, period, _ = speed.make_steps(script, 2, HOPPER, speed.Args())
-    stored.clear()
-    before = env.unwrapped.data.time
-    steps()
-    assert len(stored) == period == (2 if "td3" in script else 1)
-    assert all(data.obs.shape == (1, 11) for data in stored) and env.unwrapped.data.time > before
-    assert not np.array_equal(stored[0].obs, stored[0].next_obs)
-
-
-@pytest.mark.parametrize("script", runs.SCRIPTS)
-def test_a_period_has_one_actor_update(script, monkeypatch):
-    module = importlib.import_module(script)
-    updates, update = [], module.update
-    monkeypatch.setattr(
-        module, "update", lambda *args: updates.append(update(*args)) or updates[-1]
-    )
-    steps, _, _, period, _ = speed.make_steps(script, 2, HOPPER, speed.Args())
-    updates.clear()
-    steps()
-    assert len(updates) == period
-    actor = ["losses/actor_loss" in metrics for metrics in updates]
-    assert actor == ([False, True] if period == 2 else [True])
-
-
-def test_without_the_module_resource_there_is_no_memory_and_the_rest_is_measured(
-    monkeypatch, tmp_path, capsys
-):
-    monkeypatch.setattr(speed, "resource", None)
-    pool = contextlib.nullcontext(SimpleNamespace(apply=lambda function, args: function(*args)))
-    context = SimpleNamespace(Pool=lambda _: pool)  # in this process
-    monkeypatch.setattr(speed.multiprocessing, "get_context", lambda _: context)
-    args = speed.Args("td3_bc_n", (2,), HOPPER, seconds=0.05, json=str(tmp_path / "speed.json"))
-    speed.main(args)
-    assert capsys.readouterr().out.splitlines()[-1].endswith("| - |")
-    (row,) = json.loads((tmp_path / "speed.json").read_text())
-    assert row["peak_memory_mb"] is None and row["steps_per_second"] > 0
-
-
-def test_the_matmul_precision_is_that_of_the_argument():
-    speed.make_steps("td3_bc_n", 2, HOPPER, speed.Args(matmul_precision="medium"))
+def test_every_method_is_measured_and_its_matmuls_are_counted():
+    methods = parse("td3_bc_n:3", "sac_bc_n:3", "edac:3", "msg:3", "bc", "td3_bc", "iql", "cql")
+    rows = speed.measure(methods, speed.Args(seconds=0.05, matmul_precision="medium"))
     assert torch.get_float32_matmul_precision() == "medium"
+    assert {row["script"] for row in rows} == set(speed.METHODS)
+    assert all(row["steps_per_second"] > 0 and row["matmul_share"] > 0 for row in rows)
+    for row in rows[:3]:
+        expected = gflop_by_hand(3, row["script"])
+        assert row["gflop_per_step"] == pytest.approx(expected, rel=1e-6), row["script"]
+    for method, row in zip(methods[3:], rows[3:], strict=True):
+        with FlopCounterMode(display=False) as counter:  # it cannot count EDAC's
+            speed.make_steps(*method, DATASET, False)()
+        assert row["gflop_per_step"] == counter.get_total_flops() / 2 / 1e9, row["script"]
 
 
-def test_loops_are_compared_with_their_parts(monkeypatch, capsys):
-    monkeypatch.setattr(speed, "time_alternately", lambda functions, *_: np.array([[2.0, 3.0]]))
-    speed.main(speed.Args(loops=True))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "10 hopper episodes at once: 1.50 times as fast"
-    assert [line.split(":")[0] for line in lines[1:]] == list(runs.SCRIPTS[2:])
+@pytest.mark.parametrize("method", speed.METHODS)
+def test_two_steps_train_all_networks(method, monkeypatch):
+    ((script, settings),) = parse(method)
+    agent = script.Agent(11, 3, settings)
+    monkeypatch.setattr(script, "Agent", lambda *_: agent)
+    before = {name: value.clone() for name, value in agent.named_parameters()}
+    speed.make_steps(script, settings, DATASET, False)()
+    assert not [name for name, value in agent.named_parameters() if value.equal(before[name])]
 
 
-def test_functions_are_timed_alternately():
-    calls = []
-    functions = [lambda: calls.append("a"), lambda: calls.append("b")]
-    assert speed.time_alternately(functions, 0, "cpu").shape == (3, 2)
-    assert calls == ["a", "b"] * 3
+def test_matmuls_alone_have_the_layout_of_the_step():
+    a, b = torch.rand(4, 5).expand(3, 4, 5), torch.rand(3, 6, 5).transpose(1, 2)
+    with speed.Matmuls() as matmuls:
+        out = torch.baddbmm(torch.rand(3, 1, 6), a, b), torch.addmm(torch.rand(6), a[0], b[0])
+    matmuls.repeat()
+    for step, alone in zip([(a, b, out[0]), (a[0], b[0], out[1])], matmuls.products, strict=True):
+        assert [x.stride() for x in alone] == [x.stride() for x in step]
+        torch.testing.assert_close(alone[2], alone[0] @ alone[1])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"device": "cuda"}, "--device cuda: no GPU found"),
-        ({"task": "ant"}, "--task ant: expected one of hopper-medium-v2"),
-        ({"num_critics": (0,)}, "--num-critics must be at least 1"),
-        ({"json": "nowhere/speed.json"}, "not a file in an existing directory"),
-        ({"json": str(ROOT)}, "not a file in an existing directory"),
-    ],
-)
+def test_functions_take_turns_of_equal_length(monkeypatch):
+    """A clock that the functions advance: b takes four times as long as a."""
+    now, calls = [0.0], []
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
+
+    def call(name, seconds):
+        calls.append(name)
+        now[0] += seconds
+
+    functions = [lambda: call("a", 1), lambda: call("b", 4)]
+    times = speed.time_alternately(functions, 160, "cpu")  # 20 rounds of two turns of 4 seconds
+    assert times.tolist() == [[1, 4]] * 20
+    assert "".join(calls) == "aaaaabbbbbab" + "aaaab" * 20  # warm-up and one call come first
+    assert len(speed.time_alternately(functions, 1e-9, "cpu")) == 3
+
+
+def test_settings_and_dimensions_are_those_of_the_task():
+    assert [settings.num_critics for _, settings in parse("edac", "edac:7")] == [50, 7]
+    task = "antmaze-large-diverse-v0"
+    (_, msg), td3 = parse("msg", "td3_bc_n:1", task=task)
+    assert (msg.num_critics, msg.beta_lcb) == (64, -8)
+    (row,) = speed.measure([td3], speed.Args(task=task, seconds=0.01))
+    assert row["gflop_per_step"] > 1.01 * gflop_by_hand(1, "td3_bc_n")  # hopper has fewer
+
+
+def test_losses_are_compiled_once_after_their_matmuls_are_recorded(monkeypatch):
+    events = []
+    monkeypatch.setattr(torch, "compile", lambda loss, **_: events.append(loss.__name__) or loss)
+    monkeypatch.setattr(speed.Matmuls, "__exit__", lambda *_: events.append("recorded"))
+    monkeypatch.setattr(speed.Matmuls, "__enter__", lambda self: self)
+    speed.measure(parse("iql", "iql:3", "bc"), speed.Args(seconds=0.01, compile=True))
+    assert events[:3] == ["recorded"] * 3
+    assert sorted(events[3:]) == ["actor_loss", "actor_loss", "critic_loss", "value_loss"]
+
+
+METHODS = ("sac", "finetune_td3_bc_n", "edac:0", "edac:", "edac:2.5", "bc:2")
+MISTAKES = [({"methods": ("cql", method)}, f"{method}: expected SCRIPT or") for method in METHODS]
+MISTAKES += [
+    ({"device": "cuda"}, "--device cuda: no GPU found"),
+    ({"task": "ant"}, "--task ant: expected one of hopper-random-v2"),
+    ({"seconds": float("nan")}, "--seconds nan: expected a positive number"),
+    ({"json": "nowhere/speed.json"}, "--json nowhere/speed.json: cannot be written"),
+    ({"json": str(ROOT)}, "cannot be written"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES)
 def test_mistakes_are_one_line_before_the_work(arguments, message, monkeypatch):
     if "device" in arguments and torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    monkeypatch.setattr(speed.multiprocessing, "get_context", lambda _: pytest.fail("measured"))
-    with pytest.raises(SystemExit, match=message):
+    monkeypatch.setattr(speed, "measure", lambda *_: pytest.fail("measured"))
+    with pytest.raises(SystemExit) as error:
         speed.main(speed.Args(**arguments))
+    assert message in error.value.code and "\n" not in error.value.code
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("cudagraphs", [False, True])
+def test_cuda(cudagraphs):
+    args = speed.Args(device="cuda", seconds=0.1, cudagraphs=cudagraphs)
+    rows = speed.measure(parse("td3_bc_n", "iql", "edac:2"), args)
+    assert all(row["device"] == "cuda" and row["steps_per_second"] > 0 for row in rows)

@@ -18,8 +18,8 @@ the dataset. The interval does not contain the errors that all critics share: va
 that are not in the dataset are guesses here, too. If more than 1 % of the next values of a run are
 impossible (above the largest return, by a tenth of the range), it is last, with a warning. So look
 at the other columns:
-    BC       mean squared distance of the policy to the actions of the dataset, in [-1, 1]. Leave out
-             runs with more than twice the smallest: no critic knows what their actions do
+    BC       mean squared distance of the policy to the actions of the dataset, in [-1, 1].
+             Leave out runs with more than twice the smallest: what they do is not in the data
     min Q    V(s0) by the critics of the run itself, their minimum (in transformed rewards)
     score    the last evaluation of the run, if it has an environment
 Results are stored in fqe.json of the run directory, and used again by the same command.

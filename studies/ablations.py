@@ -20,6 +20,7 @@ import numpy as np
 import tyro
 
 from studies import common
+from tools.runs import default_args
 
 FULL = "full method"
 ABLATIONS = {
@@ -52,7 +53,7 @@ def read_groups(runs_dir):
     """Runs by dataset and group: {dataset: {group: [run, ...]}}."""
     datasets = {}
     for run in common.ended_runs(runs_dir):
-        name = group(run.args, common.task_defaults(run))
+        name = group(run.args, default_args(run.script, run.args["env_id"]))
         if name is None:
             print(f"left out: {run.path.name}, not one of the ablations", file=sys.stderr)
             continue

@@ -6,7 +6,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
-from tools.runs import BASELINES, import_script, normalized_scores, read_runs, settings
+from tools.runs import BASELINES, read_runs, settings
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -41,17 +41,9 @@ def dataset_name(run):
     return run.args["env_id"] + (" (Minari)" if run.metadata["source"] == "minari" else "")
 
 
-def task_defaults(run):
-    """Default arguments of the script and task of a run."""
-    script, env_id = import_script(run.script), run.args["env_id"]
-    return vars(script.Args(**{"env_id": env_id, **script.task_defaults(env_id)}))
-
-
 def final_score(run):
     """Mean normalized score of the last evaluation; NaN if the run diverged."""
-    if run.diverged:
-        return float("nan")
-    return float(normalized_scores(run.returns, run.metadata).mean())
+    return float("nan") if run.diverged else run.history[-1]["score"]
 
 
 def mean_and_stderr(values):

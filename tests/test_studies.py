@@ -18,8 +18,8 @@ from torch.utils.tensorboard import SummaryWriter
 import finetune_td3_bc_n
 import sac_bc_n
 import td3_bc_n
-from studies import ablations, common, convergence, efficiency, first_hour, uncertainty
-from tools.runs import Run, load_agent, load_data, read_run
+from studies import ablations, common, convergence, efficiency, uncertainty
+from tools.runs import Run, default_args, load_agent, load_data, read_run
 
 STATES, BINS = 400, 4
 
@@ -113,6 +113,7 @@ def change_run(directory, status="finished", score=None, agent=None, **args):
     if score is not None:
         low, high = result["metadata"]["ref_min_score"], result["metadata"]["ref_max_score"]
         result["returns"] = [low + score / 100 * (high - low)] * 2
+        result["history"][-1]["score"] = score
     (directory / "result.json").write_text(json.dumps(result))
 
 
@@ -120,6 +121,9 @@ def make_run(scores=(), diverged=False, steps_per_second=10.0, history=(), **arg
     args = vars(td3_bc_n.Args(**td3_bc_n.task_defaults(td3_bc_n.Args.env_id))) | args
     metadata = {"source": "d4rl", "ref_min_score": 0.0, "ref_max_score": 100.0}
     returns = None if diverged else list(scores)
+    history = history or [
+        {"step": 1, "score": float(np.mean(score))} for score in [scores][: len(scores)]
+    ]
     return Run(
         *(Path("run"), "td3_bc_n", args, metadata, list(history), returns),
         *(steps_per_second, diverged, 0),
@@ -439,17 +443,17 @@ def test_unfinished_runs_are_left_out_and_the_newest_of_equal_runs_counts(runs_d
 )
 def test_ablation_is_read_from_the_arguments(changes, name):
     run = make_run(**changes)
-    assert ablations.group(run.args, common.task_defaults(run)) == name
+    assert ablations.group(run.args, default_args(run.script, run.args["env_id"])) == name
 
 
 def test_ablations_are_relative_to_the_defaults_of_the_task():
     antmaze = td3_bc_n.task_defaults("antmaze-large-diverse-v0")
     run = make_run(**{"env_id": "antmaze-large-diverse-v0", **antmaze})
-    defaults = common.task_defaults(run)
+    defaults = default_args(run.script, run.args["env_id"])
     assert ablations.group(run.args, defaults) == "full method"
     assert ablations.group(run.args | {"independent_targets": False}, defaults) == "shared targets"
     cheetah = make_run(env_id="halfcheetah-medium-v2", beta=0.0)._replace(script="sac_bc_n")
-    defaults = common.task_defaults(cheetah)  # its task has beta = 0
+    defaults = default_args(cheetah.script, cheetah.args["env_id"])  # its task has beta = 0
     assert ablations.group(cheetah.args, defaults) == "full method"
 
 
@@ -657,51 +661,6 @@ def test_other_files_are_refused_in_one_line(tmp_path, text):
     (tmp_path / "speed.json").write_text(text)
     with pytest.raises(SystemExit, match=r"speed\.json: (not a JSON file|has no rows)"):
         efficiency.main(efficiency.Args(str(tmp_path / "speed.json"), out=str(tmp_path)))
-
-
-def first_hour_run(script, seed, scores, checkpoint=None, finished=True):
-    history = [{"step": 10 * i, "score": s, "score_worst": s - 9} for i, s in enumerate(scores)]
-    metadata = {"mean_return": 30.0, "ref_min_score": 0.0, "ref_max_score": 100.0}
-    args = {"seed": seed, "checkpoint": checkpoint}
-    return Run(
-        Path("x"), script, args, metadata, history, [1.0] if finished else None, 1.0, False, 0
-    )
-
-
-def test_the_first_hour_has_a_row_and_a_curve_per_phase(capsys):
-    runs = [first_hour_run("td3_bc_n", seed, [1.0, 2.0 + seed]) for seed in (1, 2)]
-    runs.append(first_hour_run("finetune_td3_bc_n", 1, [5.0, 50.0], checkpoint="runs/a"))
-    runs.append(first_hour_run("finetune_td3_bc_n", 1, [6.0, 7.0]))
-    runs.append(first_hour_run("td3_bc_n", 3, [100.0, 100.0], finished=False))
-    found = first_hour.phases(runs)
-    rows = [line.split(" | ") for line in first_hour.table(found).splitlines()[2:]]
-    names = ["TD3-BC-N, offline", "TD3-BC-N, fine-tuning", "TD3, from scratch"]
-    assert [row[0] for row in rows] == [f"| {name}" for name in names]
-    assert rows[0][1:] == ["2", "1.0 ± 0.0", "3.5 ± 0.5", "-6.0 |"]
-    assert rows[1][1:] == ["1", "5.0", "50.0", "41.0 |"]
-    rows = first_hour.table_of_seeds(found).splitlines()[2:]
-    assert rows[1] == "| TD3-BC-N, offline | 2 | 1.0 4.0 |"
-    assert rows[3] == "| TD3, from scratch | 1 | 6.0 7.0 |"
-    figure = first_hour.draw(found)
-    offline, online = ([line.get_ydata() for line in axes.lines] for axes in figure.axes)
-    assert [list(y) for y in offline] == [[1.0, 3.5], [30, 30]]  # the dataset's mean return
-    assert [list(y) for y in online] == [[5, 50], [5, 5], [6, 7], [30, 30]]  # dashed: before
-    assert figure.axes[0].get_ylabel() == "return", "references 0 and 100: there are none"
-    scores = [run._replace(metadata=run.metadata | {"ref_max_score": 50.0}) for run in runs]
-    assert first_hour.draw(first_hour.phases(scores)).axes[0].get_ylabel() == "normalized score"
-    other = runs[3]._replace(metadata=runs[3].metadata | {"ref_max_score": 50.0})
-    with pytest.raises(SystemExit, match="the runs differ in environment or score references"):
-        first_hour.phases([*runs[:3], other])
-    diverged = runs[2]._replace(diverged=True)
-    assert ("td3_bc_n", "fine-tuning") not in first_hour.phases([*runs[:2], diverged])
-    assert "left out: x diverged" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="no finished run on a dataset"):
-        first_hour.phases(runs[3:])
-
-
-def test_the_first_hour_refuses_two_experiments(trained, tmp_path):
-    with pytest.raises(SystemExit, match="td3_bc_n, offline: the runs differ in num_critics, beta"):
-        first_hour.main(first_hour.Args([str(trained)], str(tmp_path)))
 
 
 def test_convergence_of_a_real_run(trained, tmp_path):

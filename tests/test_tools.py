@@ -1,5 +1,6 @@
 """tools.plot and tools.enjoy, on real short runs."""
 
+import csv
 import json
 import os
 import shutil
@@ -117,18 +118,17 @@ def test_the_data_of_a_run_are_loaded_with_its_trust_env():
 
 def test_curves_and_table_of_real_runs(trained, tmp_path, capsys):
     plot.main(plot.Args((str(trained),), out=str(tmp_path / "plots")))
-    for kind in ("offline", "online"):
-        assert not is_blank(tmp_path / f"plots/tiny-maze2d-umaze-v0_{kind}.png")
+    assert not is_blank(tmp_path / "plots/tiny-maze2d-umaze-v0.png")
     table = (tmp_path / "plots/table.md").read_text()
     assert table in capsys.readouterr().out
     rows = {row[0]: row for row in cells(table) if row}
     row = rows["td3_bc_n, tiny-maze2d-umaze-v0"]
     results = [json.loads((trained / f"offline{i}/result.json").read_text()) for i in (1, 2)]
-    returns = np.concatenate([result["returns"] for result in results])
+    returns = np.array([result["returns"] for result in results])
     scores = 100 * (returns - 23.85) / (161.86 - 23.85)
-    stderr = scores.std(ddof=1) / 2
-    assert row[1:4] == ["2", "4", f"{scores.mean():.1f} ± {stderr:.1f}"]
-    assert row[6] == "", "the paper has no result for the bundled dataset"
+    stderr = scores.mean(axis=1).std(ddof=1) / np.sqrt(2)
+    worst = f"{scores.min():.1f}"
+    assert row[1:] == ["2", f"{scores.mean():.1f} ± {stderr:.1f}", "seeds", worst, ""]
     history = json.loads((trained / "online/result.json").read_text())["history"]
     assert [entry["step"] for entry in history] == [0, 2, 4]
     last = f"{np.mean([history[1]['score'], history[2]['score']]):.1f}"
@@ -159,6 +159,7 @@ def test_the_picture_says_which_runs_are_not_finished_and_what_the_score_is(monk
     runs = {"a": [make_run([1.0])], "b": [young], "c": [young._replace(diverged=True)]}
     plot.draw(runs, tmp_path / "a.png")
     (axes,), (legend,) = pictures[0].axes, pictures[0].legends
+    assert axes.get_xlabel() == "gradient steps"
     labels = [text.get_text() for text in legend.get_texts()]
     assert labels == ["a (1 seed)", "b, not finished (1 seed)", "c, diverged (1 seed)"]
     assert axes.get_ylabel() == "return", "references 0 and 100: there are none"
@@ -169,13 +170,22 @@ def test_the_picture_says_which_runs_are_not_finished_and_what_the_score_is(monk
 def test_a_legend_with_long_names_does_not_cover_the_curves(monkeypatch, tmp_path):
     pictures = []
     monkeypatch.setattr(plot.plt, "close", pictures.append)
-    plot.draw(
-        {f"{n}, {'independent_targets True, ' * 4}": [make_run([1.0])] for n in "abc"},
-        tmp_path / "a.png",
-    )
+    names = [f"{n}, {'independent_targets True, ' * 4}" for n in range(20)]
+    plot.draw({name: [make_run([1.0])] for name in names}, tmp_path / "a.png")
     (axes,), (legend,) = pictures[0].axes, pictures[0].legends
     assert legend.get_window_extent().y1 < axes.get_tightbbox().y0
-    assert axes.get_window_extent().height > 100
+    assert axes.get_window_extent().height > 200
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 20
+
+
+def test_offline_and_online_runs_are_side_by_side(monkeypatch, tmp_path):
+    pictures = []
+    monkeypatch.setattr(plot.plt, "close", pictures.append)
+    online = make_run([1.0], "finetune_td3_bc_n")
+    plot.draw({"b": [online], "a": [make_run([1.0])]}, tmp_path / "a.png")
+    assert [ax.get_xlabel() for ax in pictures[0].axes] == ["gradient steps", "environment steps"]
+    labels = [text.get_text() for text in pictures[0].legends[0].get_texts()]
+    assert labels == ["a (1 seed)", "b (1 seed)"]
 
 
 def test_the_dotted_line_is_the_normalized_mean_return_of_the_dataset(monkeypatch, tmp_path):
@@ -192,32 +202,46 @@ def test_the_dotted_line_is_the_normalized_mean_return_of_the_dataset(monkeypatc
     assert lines == [50.0], "100 (30 - 20) / (40 - 20)"
 
 
-def test_interquartile_mean_takes_the_middle_half():
-    assert plot.interquartile_mean([1, 2, 3, 4, 5, 6, 7, 800]) == pytest.approx(4.5)
-    # Of five, the second and the fourth count by three quarters.
-    expected = (0.75 * 2 + 3 + 0.75 * 4) / 2.5
-    assert plot.interquartile_mean([-100, 2, 3, 4, 9]) == pytest.approx(expected)
-    assert plot.interquartile_mean([7.0]) == 7.0
+def test_the_error_is_over_seeds_and_of_one_seed_over_its_episodes():
+    history = [{"step": 1, "score": 10.0, "score_stderr": 3.0, "score_worst": 1.0}]
+    seeds = [make_run([1.0], history=[history[0] | {"score": score}]) for score in (10.0, 20.0)]
+    rows = cells(plot.table({"one": seeds[:1], "two": seeds}))[2:]
+    assert rows[0] == ["one", "1", "10.0 ± 3.0", "episodes", "1.0", ""]
+    assert rows[1] == ["two", "2", "15.0 ± 5.0", "seeds", "1.0", ""]
+    assert [x[0] for x in plot.curve(seeds[:1])] == [1, 10.0, 3.0]
+    assert [x[0] for x in plot.curve(seeds)] == [1, 15.0, 5.0]
 
 
-def test_the_bootstrap_interval_covers_the_mean_and_grows_with_the_spread_between_seeds():
-    rng = np.random.default_rng(1)
-    alike = [rng.normal(50, 5, size=20) for _ in range(5)]
-    apart = [scores + shift for scores, shift in zip(alike, (-20, -10, 0, 10, 20), strict=True)]
-    low, high = plot.bootstrap(alike, np.mean, repeats=500)
-    assert low < np.mean(alike) < high and 1 < high - low < 5
-    wide = np.diff(plot.bootstrap(apart, np.mean, repeats=500))[0]
-    assert wide > 4 * (high - low)
+def test_a_csv_file_has_all_that_pictures_and_tables_need(trained, tmp_path, capsys):
+    """One row per evaluation; read again, it gives the same table and the same experiments."""
+    file = tmp_path / "results.csv"
+    plot.main(plot.Args((str(trained),), out=str(tmp_path / "a"), csv=str(file)))
+    plot.main(plot.Args((str(file),), out=str(tmp_path / "b")))
+    first, second = ((tmp_path / name / "table.md").read_text() for name in "ab")
+    assert first == second and "finetune_td3_bc_n" in first
+    with open(file) as lines:
+        rows = list(csv.DictReader(lines))
+    assert len(rows) == 2 + 2 + 3  # the fine-tuning run begins with an evaluation
+    result = json.loads((trained / "offline2/result.json").read_text())
+    expected = {"num_critics": 2, "batch_size": 16, "gradient_steps": 4}
+    assert json.loads(rows[3]["arguments"]) == expected
+    assert rows[3]["seed"] == "2" and float(rows[3]["score"]) == result["score"]
+    assert float(rows[3]["seconds"]) == round(4 / result["steps_per_second"], 1)
+    for one, other in zip(runs.read_runs([trained]), runs.read_runs([file]), strict=True):
+        assert runs.settings(one) == runs.settings(other)
 
 
-def test_the_worst_episode_is_relative_to_the_mean():
-    assert plot.summarize([make_run([90.0, 110.0])])["worst"] == pytest.approx(0.1)
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "script,env_id,arguments,seed\nos,a,{},1\n"])
+def test_other_csv_files_are_one_line(text, tmp_path, capsys):
+    (tmp_path / "other.csv").write_text(text)
+    with pytest.raises(SystemExit, match=r"other\.csv"):
+        plot.main(plot.Args((str(tmp_path / "other.csv"),), out=str(tmp_path)))
 
 
 def test_the_score_of_the_paper_is_shown_for_comparable_or_regenerated_data():
     def shown(script="td3_bc_n", env_id="maze2d-umaze-v1", **changes):
         table = plot.table({"x": [make_run([1.0], script, env_id=env_id, **changes)]})
-        return cells(table)[2][6]
+        return cells(table)[2][5]
 
     assert [shown("td3_bc_n"), shown("sac_bc_n")] == ["153.1", "128.9"]
     other = {"comparable_with_paper": False}
@@ -302,7 +326,7 @@ def test_diverged_and_unfinished_runs_are_counted_but_not_averaged():
     experiments = {"all": [done, diverged, unfinished], "none": [diverged], "young": [unfinished]}
     experiments |= plot.group([early])
     rows = cells(plot.table(experiments))[2:]
-    assert rows[0][1:4] == ["1, 1 diverged, 1 not finished", "1", "50.0 ± 0.0"]
+    assert rows[0][1:4] == ["1, 1 diverged, 1 not finished", "50.0 ± 0.0", "episodes"]
     assert [row[1] for row in rows[1:]] == ["1 diverged", "1 not finished", "1 diverged"]
 
 
@@ -335,7 +359,7 @@ def test_unreadable_and_young_runs_are_left_out_and_the_others_are_shown(trained
     assert f"left out: {tmp_path}/old/result.json: written by another version" in err
     assert f"left out: {tmp_path}/other/result.json: cannot be read (it is of os.py)" in err
     assert f"left out: {tmp_path}/broken/result.json: cannot be read" in err
-    assert not is_blank(tmp_path / "plots/tiny-maze2d-umaze-v0_offline.png")
+    assert not is_blank(tmp_path / "plots/tiny-maze2d-umaze-v0.png")
 
 
 def test_a_run_that_was_never_evaluated_is_left_out(trained, without_env, tmp_path, capsys):
@@ -343,7 +367,7 @@ def test_a_run_that_was_never_evaluated_is_left_out(trained, without_env, tmp_pa
     reason = "never evaluated: no environment, or --eval-episodes 0"
     out, err = capsys.readouterr()
     assert err == f"left out: {without_env} ({reason})\n"
-    assert "| td3_bc_n, tiny-maze2d-umaze-v0 | 2 | 4 |" in out, "the others are shown"
+    assert "| td3_bc_n, tiny-maze2d-umaze-v0 | 2 |" in out, "the others are shown"
 
 
 def test_a_run_that_diverged_before_its_first_score_is_drawn_without_a_curve(tmp_path):

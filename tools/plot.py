@@ -1,17 +1,19 @@
-"""Learning curves (PNG) and a table (Markdown) from run directories.
+"""Learning curves (PNG) and a table (Markdown) of runs.
 
     python -m tools.plot runs                         (all runs below a directory, into plots/)
     python -m tools.plot runs/RUN1 runs/RUN2 --out figures
+    python -m tools.plot runs --csv results.csv       (and all evaluations as a CSV file)
+    python -m tools.plot docs/results/bundled.csv     (runs from such a file)
 
-Runs that differ only in their seed are one experiment: one curve, with mean and standard error over
-seeds. Runs on different data or in different environments are never one experiment. Of two runs
-with the same experiment and seed, the finished one counts; if both are finished, the newer one.
+Runs that differ only in their seed are one experiment: one curve. Runs on different data or in
+different environments are never one experiment. Of two runs with the same experiment and seed, the
+finished one counts; if both are finished, the newer one.
 
-The table is about the last evaluation of the finished runs: mean and standard error over all
-episodes, as in the paper; interquartile mean (IQM) with a 95 % bootstrap interval, resampled over
-seeds and over the episodes of each seed; (mean - worst) / mean, where worst is the worst episode.
-A second table is about the stability of fine-tuning: the score before it, the largest drop below
-that score, the step at which it is reached again, and the mean of the last ten evaluations.
+The table is about the last evaluation of the finished runs. Scores are means, and +- is the
+standard error over seeds; if there is one seed, over its episodes, and the table says so. Bands in
+the picture are the same. A second table is about the stability of fine-tuning: the score before it,
+the largest drop below that score, the step at which it is reached again, and the mean of the last
+ten evaluations.
 """
 
 import json
@@ -25,7 +27,7 @@ import numpy as np
 import tyro
 
 from tools import paper
-from tools.runs import normalized_scores, read_runs, settings
+from tools.runs import normalized_scores, read_runs, settings, write_csv
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -33,8 +35,10 @@ import matplotlib.pyplot as plt
 
 @dataclass
 class Args:
-    runs: tyro.conf.Positional[tuple[str, ...]] = ("runs",)  # run directories, or parents of them
+    # run directories, parents of them, or CSV files of this tool
+    runs: tyro.conf.Positional[tuple[str, ...]] = ("runs",)
     out: str = "plots"  # directory to write to
+    csv: str | None = None  # file to write all evaluations to, one row each
 
 
 def is_online(run):
@@ -81,38 +85,16 @@ def finished(runs):
     return [run for run in runs if run.returns is not None]
 
 
-def interquartile_mean(scores):
-    """Mean of the middle half. Scores at the quartiles count by their part inside."""
-    scores = np.sort(np.asarray(scores, dtype=float).ravel())
-    edges = np.arange(len(scores) + 1) / len(scores)
-    weights = np.clip(np.minimum(edges[1:], 0.75) - np.maximum(edges[:-1], 0.25), 0, None)
-    return float((weights * scores).sum() / weights.sum())
-
-
-def bootstrap(seeds, statistic, repeats=2000):
-    """95 % interval of a statistic: seeds are resampled, and episodes within each seed."""
-    rng, values = np.random.default_rng(0), []
-    for _ in range(repeats):
-        drawn = rng.integers(len(seeds), size=len(seeds))
-        scores = [rng.choice(seeds[i], size=len(seeds[i])) for i in drawn]
-        values.append(statistic(np.concatenate(scores)))
-    return np.percentile(values, [2.5, 97.5])
-
-
-def summarize(runs):
-    """Statistics over the episodes of the last evaluations of finished runs."""
-    seeds = [normalized_scores(run.returns, run.metadata) for run in runs]
-    scores = np.concatenate(seeds)
-    low, high = bootstrap(seeds, interquartile_mean)
-    mean = float(scores.mean())
-    return {
-        "episodes": len(scores),
-        "mean": mean,
-        "stderr": float(scores.std(ddof=1) / np.sqrt(len(scores))) if len(scores) > 1 else 0.0,
-        "iqm": interquartile_mean(scores),
-        "interval": (float(low), float(high)),
-        "worst": float((mean - scores.min()) / mean) if mean > 0 else float("nan"),
-    }
+def mean_and_stderr(runs, step=None):
+    """Of the last scores, or those at a step: over seeds, or over the episodes of a single one."""
+    entries = [
+        next(e for e in reversed(run.history) if "score" in e and step in (None, e["step"]))
+        for run in runs
+    ]
+    scores = [entry["score"] for entry in entries]
+    if len(scores) == 1:
+        return scores[0], entries[0].get("score_stderr", 0.0)
+    return float(np.mean(scores)), float(np.std(scores, ddof=1) / np.sqrt(len(scores)))
 
 
 def stability(history):
@@ -129,17 +111,41 @@ def stability(history):
 
 
 def curve(runs):
-    """Steps at which all seeds were evaluated, mean and standard error of their scores."""
-    by_step = [{e["step"]: e["score"] for e in run.history if "score" in e} for run in runs]
-    steps = sorted(set.intersection(*map(set, by_step)))
-    scores = np.array([[one[step] for step in steps] for one in by_step])
-    std = scores.std(axis=0, ddof=1) if len(scores) > 1 else np.zeros(len(steps))
-    return steps, scores.mean(axis=0), std / np.sqrt(len(scores))
+    """Steps at which all seeds were evaluated, means and standard errors of their scores."""
+    steps = [{entry["step"] for entry in run.history if "score" in entry} for run in runs]
+    steps = sorted(set.intersection(*steps))
+    points = np.array([mean_and_stderr(runs, step) for step in steps]).reshape(-1, 2)
+    return steps, points[:, 0], points[:, 1]
 
 
 def draw(experiments, path):
-    """One picture of all experiments of an environment."""
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    """One picture of all experiments in an environment, offline and online side by side."""
+    panels = defaultdict(dict)
+    for name, runs in sorted(experiments.items(), key=lambda item: is_online(item[1][0])):
+        panels[is_online(runs[0])][name] = runs
+    size = 2.5 + 4.5 * len(panels), 4 + 0.2 * len(experiments)  # room for the legend
+    options = {"figsize": size, "dpi": 120, "layout": "constrained"}
+    figure, axes = plt.subplots(1, len(panels), sharey=True, **options)
+    for (online, members), ax in zip(panels.items(), np.atleast_1d(axes), strict=True):
+        # Thirty curves that can be told apart
+        styles = plt.cycler(linestyle=["-", "--", ":"])
+        ax.set_prop_cycle(styles * plt.rcParams["axes.prop_cycle"])
+        draw_panel(members, ax)
+        ax.set_xlabel("environment steps" if online else "gradient steps")
+    first = next(iter(experiments.values()))[0]
+    references = first.metadata["ref_min_score"], first.metadata["ref_max_score"]
+    figure.axes[0].set_ylabel("return" if references == (0, 100) else "normalized score")
+    figure.suptitle(first.args["env_id"])
+    labels = {}
+    for ax in figure.axes:
+        handles, names = ax.get_legend_handles_labels()
+        labels |= dict(zip(names, handles, strict=True))
+    figure.legend(labels.values(), labels.keys(), fontsize="small", loc="outside lower center")
+    figure.savefig(path, bbox_inches="tight")
+    plt.close(figure)
+
+
+def draw_panel(experiments, axes):
     behaviours = {}
     for name, runs in experiments.items():
         first = runs[0]
@@ -148,25 +154,18 @@ def draw(experiments, path):
         steps, mean, stderr = curve(runs)
         label = name.replace(f", {first.args['env_id']}", "", 1)
         label += "" if finished(runs) else ", diverged" if runs[0].diverged else ", not finished"
-        label += f" ({len(runs)} seed{'s' if len(runs) > 1 else ''})"
+        label += f" ({len(runs)} seeds)" if len(runs) > 1 else " (1 seed)"
         (line,) = axes.plot(steps, mean, marker=".", label=label)
         axes.fill_between(steps, mean - stderr, mean + stderr, alpha=0.2, color=line.get_color())
         if is_online(first) and first.metadata["dataset"] and steps:  # the score before fine-tuning
             axes.axhline(mean[0], linestyle="--", color=line.get_color(), linewidth=1)
-        if "mean_return" in first.metadata:
+        if first.metadata.get("mean_return") is not None:
             score = normalized_scores(first.metadata["mean_return"], first.metadata)
             behaviours[first.metadata["source"], first.metadata["dataset"]] = score
     for (source, _), score in behaviours.items():
         label = "mean of the dataset" + (f" ({source})" if len(behaviours) > 1 else "")
-        axes.axhline(score, linestyle=":", color="gray", label=label)
-    references = first.metadata["ref_min_score"], first.metadata["ref_max_score"]
-    axes.set(title=first.args["env_id"])
-    axes.set_ylabel("return" if references == (0, 100) else "normalized score")
-    axes.set_xlabel("environment steps" if is_online(first) else "gradient steps")
+        axes.axhline(score, linestyle="-.", color="gray", label=label)
     axes.grid(alpha=0.3)
-    figure.legend(fontsize="small", loc="outside lower center")
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    plt.close(figure)
 
 
 def paper_score(run):
@@ -186,8 +185,7 @@ def paper_score(run):
 
 def table(experiments):
     """The experiments of group() as Markdown."""
-    header = "experiment", "seeds", "episodes", "mean ± s.e.", "IQM [95 %]"
-    header += "(mean - worst)/mean", "paper"
+    header = "experiment", "seeds", "score", "± over", "worst episode", "paper"
     lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     fine_tuned = {}
     for name, runs in experiments.items():
@@ -196,15 +194,12 @@ def table(experiments):
         counts = {"": len(done), " diverged": diverged, " not finished": unfinished}
         seeds = ", ".join(f"{count}{text}" for text, count in counts.items() if count)
         if not done:
-            lines.append(f"| {name} | {seeds} | | | | | |")
+            lines.append(f"| {name} | {seeds} | | | | |")
             continue
-        statistics = summarize(done)
-        low, high = statistics["interval"]
-        cells = [name, seeds, f"{statistics['episodes']}"]
-        cells += [f"{statistics['mean']:.1f} ± {statistics['stderr']:.1f}"]
-        cells += [f"{statistics['iqm']:.1f} [{low:.1f}, {high:.1f}]"]
-        cells += [f"{statistics['worst']:.0%}" if statistics["mean"] > 0 else "-"]
-        lines.append(f"| {' | '.join([*cells, paper_score(done[0])])} |")
+        worst = min(run.history[-1].get("score_worst", np.nan) for run in done)
+        cells = [name, seeds, "{:.1f} ± {:.1f}".format(*mean_and_stderr(done))]
+        cells += ["seeds" if len(done) > 1 else "episodes", f"{worst:.1f}", paper_score(done[0])]
+        lines.append(f"| {' | '.join(cells)} |")
         if is_online(done[0]) and done[0].metadata["dataset"]:  # not from scratch
             fine_tuned[name] = [stability(run.history) for run in done]
     if fine_tuned:
@@ -226,12 +221,17 @@ def main(args):
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         sys.exit(f"--out {out}: not a directory that can be written ({error})")
+    if args.csv:
+        try:
+            write_csv([run for runs in experiments.values() for run in runs], args.csv)
+        except OSError as error:
+            sys.exit(f"--csv {args.csv}: cannot be written ({error})")
+        print(args.csv)
     pictures = defaultdict(dict)
     for name, runs in experiments.items():
-        kind = "online" if is_online(runs[0]) else "offline"
-        pictures[runs[0].args["env_id"], kind][name] = runs
-    for (env_id, kind), members in pictures.items():
-        path = out / f"{env_id.replace('/', '-').replace(',', '-')}_{kind}.png"
+        pictures[runs[0].args["env_id"]][name] = runs
+    for env_id, members in pictures.items():
+        path = out / f"{env_id.replace('/', '-').replace(',', '-')}.png"
         draw(members, path)
         print(path)
     text = table(experiments)

@@ -1,8 +1,10 @@
 """Reads run directories. Shared by the tools and the studies; the scripts do not need it."""
 
 import contextlib
+import csv
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +19,8 @@ INCIDENTAL = {"seed", "run_name", "runs_dir", "resume", "checkpoint", "track", "
 INCIDENTAL |= {"trust_env", "cuda", "cudagraphs", "compile", "matmul_precision"}
 INCIDENTAL |= {"eval_frequency", "eval_episodes"}
 DATA = ("dataset", "source", "transitions", "environment")
+METADATA = (*DATA, "mean_return", "ref_min_score", "ref_max_score", "comparable_with_paper")
+EVALUATION = ("step", "score", "score_stderr", "score_worst", "eval_return")
 
 
 def script_path(algorithm):
@@ -66,12 +70,18 @@ def read_run(path):
 
 
 def read_runs(paths):
-    """All runs at or below these directories, oldest first. Unreadable ones are reported."""
+    """All runs in these CSV files and at or below these directories, oldest first.
+
+    Unreadable directories are reported.
+    """
     files, runs = set(), []
     for path in map(Path, paths):
-        if not path.is_dir():
-            sys.exit(f"{path}: no such directory")
-        files |= set(path.resolve().rglob("result.json"))
+        if path.suffix == ".csv" and path.is_file():
+            runs += read_csv(path)
+        elif path.is_dir():
+            files |= set(path.resolve().rglob("result.json"))
+        else:
+            sys.exit(f"{path}: no such directory, and no CSV file")
     for file in sorted(files, key=lambda file: (file.stat().st_mtime, file)):
         try:
             runs.append(read_run(file.parent))
@@ -80,6 +90,65 @@ def read_runs(paths):
     if not runs:
         sys.exit(f"no runs in {', '.join(map(str, paths))}")
     return runs
+
+
+def default_args(script, env_id):
+    """Default arguments of a script for a task."""
+    script = import_script(script)
+    return vars(script.Args(**{"env_id": env_id, **script.task_defaults(env_id)}))
+
+
+def write_csv(runs, path):
+    """One row per evaluation. Arguments are those that differ from the defaults of the task."""
+    columns = ("script", "env_id", "arguments", "seed", "status", *EVALUATION, "seconds")
+    git, commit = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"], ""
+    with contextlib.suppress(OSError):  # git is not installed
+        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*columns, *METADATA, "commit"])
+        for run in runs:
+            env_id, seed = run.args["env_id"], run.args["seed"]
+            arguments, defaults = settings(run), default_args(run.script, env_id)
+            for name in arguments.keys() & (*DATA, *defaults):
+                if name in DATA or arguments[name] == defaults[name]:
+                    del arguments[name]
+            status = "running" if run.returns is None else "finished"
+            status = "diverged" if run.diverged else status
+            row = [run.script, env_id, json.dumps(arguments, sort_keys=True), seed, status]
+            metadata = [json.dumps(run.metadata.get(key)) for key in METADATA]
+            for entry in run.history:
+                values = [entry.get(key, "") for key in EVALUATION]
+                seconds = round(entry["step"] / run.steps_per_second, 1)
+                writer.writerow([*row, *values, seconds, *metadata, commit])
+
+
+def read_csv(path):
+    """The runs of a file by write_csv. returns is then an empty list if a run is finished."""
+    runs = {}
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                key = tuple(row[name] for name in ("script", "env_id", "arguments", "seed"))
+                entry = {name: float(row[name]) for name in EVALUATION if row[name]}
+                entry["step"] = int(entry["step"])
+                if key[0] not in ALGORITHMS:
+                    raise ValueError(f"it is of {key[0]}.py")
+                if key not in runs:
+                    args = default_args(*key[:2]) | json.loads(key[2]) | {"seed": int(key[3])}
+                    metadata = {name: json.loads(row[name]) for name in METADATA}
+                    runs[key] = Run(Path(path), key[0], args, metadata, [], None, 0, False, 0)
+                run = runs[key]
+                run.history.append(entry)
+                runs[key] = run._replace(
+                    returns=[] if row["status"] == "finished" else None,
+                    steps_per_second=entry["step"] / max(0.1, float(row["seconds"])),
+                    diverged=row["status"] == "diverged",
+                    step=entry["step"],
+                )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"{path}: not a CSV file of tools.plot ({error!r})")
+    return list(runs.values())
 
 
 def settings(run):

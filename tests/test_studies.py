@@ -15,7 +15,6 @@ from conftest import run_script
 from matplotlib.image import imread
 from torch.utils.tensorboard import SummaryWriter
 
-import finetune_td3_bc_n
 import sac_bc_n
 import td3_bc_n
 from studies import ablations, common, convergence, efficiency, uncertainty
@@ -546,121 +545,39 @@ def test_ablations_of_different_lengths_are_refused(runs_dir):
 # --- efficiency ---
 
 
-SPEED = [
-    {"script": "td3_bc_n", "num_critics": 10, "task": "hopper-medium-v2", "device": "cpu"}
-    | {"steps_per_second": 50.0, "gflop_per_step": 1, "matmul_share": 0.8},
-    {"script": "sac_bc_n", "num_critics": 2, "task": "pen-human-v1", "device": "cuda"}
-    | {"steps_per_second": 1000.0, "gflop_per_step": 1, "matmul_share": 0.5},
-]
+def test_score_against_training_time_of_real_runs(trained, tmp_path, capsys):
+    """The time is by tools.speed, not that of the runs."""
+    speed = {"script": "td3_bc_n", "num_critics": 3, "task": "tiny-maze2d-umaze-v0"}
+    (tmp_path / "speed.json").write_text(json.dumps([speed | {"steps_per_second": 0.5}]))
+    args = efficiency.Args((str(trained),), str(tmp_path / "speed.json"), str(tmp_path / "out"))
+    efficiency.main(args)
+    table = tables(tmp_path / "out" / "efficiency.md")["efficiency"]
+    results = [json.loads((trained / f"3-0.2-{s}" / "result.json").read_text()) for s in (1, 2)]
+    scores = [result["score"] for result in results]
+    label = "td3_bc_n, beta 0.2, independent_targets False, num_critics 3"
+    seeds, minutes, score, paper = row_of(table, label)
+    assert (seeds, minutes, paper) == ("2", f"{20 / 0.5 / 60:.1f}", "-")
+    assert score == f"{np.mean(scores):.1f} ± {np.std(scores, ddof=1) / 2**0.5:.1f}"
+    assert "no speed of td3_bc_n, N = 2, tiny-maze2d-umaze-v0" in capsys.readouterr().err
 
 
-def test_seconds_and_hours_beside_the_paper(tmp_path):
-    (tmp_path / "speed.json").write_text(json.dumps(SPEED))
-    efficiency.main(efficiency.Args(str(tmp_path / "speed.json"), out=str(tmp_path / "out")))
-    table = tables(tmp_path / "out" / "efficiency.md")["hours"]
-    row = row_of(table, "td3_bc_n", "10", "hopper-medium-v2", "cpu")
-    assert row == ["200.0", "31", "5.6"]  # 10,000 / 50 s; 1,000,000 / 50 / 3,600 h
-    row = row_of(table, "sac_bc_n", "2", "pen-human-v1", "cuda")
-    assert row == ["10.0", "-", "0.3"]
-    assert row_of(table, "SAC-500") == ["588", "16.3", "3M", "49.0", "3.5"]
-    assert row_of(table, "TD3-BC-10")[0] == "31"
-    assert imread(tmp_path / "out" / "hours.png")[..., :3].std() > 0.02
-
-
-def test_bars_are_hours_of_a_whole_run():
-    online = SPEED[0] | {"script": "finetune_td3_bc_n"}
-    (axes,) = efficiency.draw_hours([*SPEED, online]).axes
-    names = [label.get_text() for label in axes.get_yticklabels()]
-    hours = dict(zip(names, (bar.get_width() for bar in axes.patches), strict=True))
-    settings = "N = 10, hopper-medium-v2, cpu"
-    assert hours[f"td3_bc_n, {settings}"] == pytest.approx(1_000_000 / 50 / 3600)
-    assert hours[f"finetune_td3_bc_n, {settings}"] == pytest.approx(250_000 / 50 / 3600)
-    assert hours["SAC-500 (paper)"] == 49 and list(hours.values()) == sorted(hours.values())
-
-
-def test_score_against_training_time_of_real_runs(trained, tmp_path):
-    (tmp_path / "speed.json").write_text(json.dumps(SPEED))
-    out = tmp_path / "out"
-    efficiency.main(efficiency.Args(str(tmp_path / "speed.json"), str(trained), str(out)))
-    table = tables(out / "efficiency.md")["score_time"]
-    results = [
-        json.loads((trained / f"3-0.2-{seed}" / "result.json").read_text()) for seed in (1, 2)
-    ]
-    minutes = np.mean([20 / result["steps_per_second"] for result in results]) / 60
-    label = "td3_bc_n, num_critics 3, beta 0.2, independent_targets False"
-    seeds, time, score = row_of(table, "tiny-maze2d-umaze-v0", label)
-    assert (seeds, time) == ("2", f"{minutes:.1f}")
-    assert score == f"{np.mean([result['score'] for result in results]):.1f}"
-    assert len(table) == 6  # header and five experiments
-    assert (out / "score_time.png").exists()
-
-
-def test_curve_is_the_mean_over_seeds_at_common_steps():
-    first = [{"step": step, "score": step / 10} for step in (100, 200, 300)]
-    second = [{"step": step, "score": 10.0} for step in (200, 300)]
-    runs = [make_run([0], history=h, steps_per_second=s) for h, s in ((first, 2), (second, 4))]
-    minutes, mean, stderr, seeds = efficiency.mean_curve(runs)
-    assert minutes == pytest.approx([200 * (1 / 2 + 1 / 4) / 2 / 60, 300 * 0.375 / 60])
-    assert mean == pytest.approx([15, 20])
-    assert stderr == pytest.approx([5, 10])
-    assert seeds == 2
-    online = [run._replace(args=run.args | {"learning_starts": 50}) for run in runs]
-    assert efficiency.mean_curve(online)[0] == pytest.approx([250 * 0.375 / 60, 350 * 0.375 / 60])
-    (axes,) = efficiency.draw_curves({"dataset": {"runs": (minutes, mean, stderr, seeds)}}).axes
-    np.testing.assert_array_equal(axes.lines[0].get_data(), (minutes, mean))
-
-
-def test_diverged_runs_have_no_curve(capsys):
-    history = [{"step": 1, "score": 1.0}]
-    runs = [make_run([1], history=history), make_run(diverged=True, history=history, seed=2)]
-    (curves,) = efficiency.score_curves(runs).values()
-    assert curves["td3_bc_n"][3] == 1 and "left out: run diverged" in capsys.readouterr().err
-
-
-def test_curves_of_other_data_and_from_scratch_are_separate():
-    history = [{"step": 1, "score": 1.0}]
-    offline = make_run([1], history=history)
-    minari = offline._replace(metadata=offline.metadata | {"source": "minari"})
-    online = make_run([1], history=history)._replace(script="finetune_td3_bc_n")
-    args = vars(finetune_td3_bc_n.Args(env_id=offline.args["env_id"]))
-    fine_tuned = online._replace(args=args | {"checkpoint": "runs/RUN"})
-    from_scratch = online._replace(args=args | {"checkpoint": None})
-    curves = efficiency.score_curves([offline, minari, fine_tuned, from_scratch])
-    assert {dataset: set(labels) for dataset, labels in curves.items()} == {
-        "tiny-maze2d-umaze-v0": {
-            "td3_bc_n",
-            "finetune_td3_bc_n",
-            "finetune_td3_bc_n, from scratch",
-        },
-        "tiny-maze2d-umaze-v0 (Minari)": {"td3_bc_n"},
-    }
-
-
-def test_curves_of_fine_tuning_with_and_without_a_known_offline_run(tmp_path):
-    """settings() has the arguments of an offline run only if its result is found."""
-    history = [{"step": 1, "score": 1.0}]
-    online = make_run([1], history=history)._replace(script="finetune_td3_bc_n")
-    args = vars(finetune_td3_bc_n.Args(env_id=online.args["env_id"]))
-    result = {"algorithm": "td3_bc_n", "status": "finished", "args": {"beta": 0.2}, "metadata": {}}
-    result |= {"history": [], "returns": [], "steps_per_second": 1.0, "step": 10}
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    known = online._replace(args=args | {"checkpoint": str(tmp_path)})
-    unknown = online._replace(args=args | {"checkpoint": "runs/RUN"})
-    from_scratch = online._replace(args=args | {"checkpoint": None, "num_critics": 2})
-    for runs in ([known, unknown, from_scratch], [from_scratch, unknown, known]):
-        (curves,) = efficiency.score_curves(runs).values()
-        assert set(curves) == {
-            "finetune_td3_bc_n, offline beta 0.2",
-            "finetune_td3_bc_n, offline beta None",
-            "finetune_td3_bc_n, from scratch",
-        }
+def test_points_are_drawn_where_the_table_says():
+    runs = [make_run([10.0 * s], seed=s, gradient_steps=8_000) for s in (1, 2)]
+    slow = make_run([30.0], num_critics=50, gradient_steps=600)
+    speeds = {("td3_bc_n", 10, "tiny-maze2d-umaze-v0"): 100.0}
+    speeds["td3_bc_n", 50, "tiny-maze2d-umaze-v0"] = 0.1
+    points = efficiency.read_points({"b": [slow], "a": runs}, speeds)
+    (axes,) = efficiency.draw(points).axes
+    drawn = [container[0].get_xydata()[0].tolist() for container in axes.containers]
+    assert drawn == [pytest.approx([8_000 / 100 / 60, 15.0]), pytest.approx([100.0, 30.0])]
 
 
 @pytest.mark.parametrize("text", ["not json", "[]", '[{"script": "td3_bc_n"}]', '{"a": 1}'])
-def test_other_files_are_refused_in_one_line(tmp_path, text):
+def test_other_speed_files_are_refused_in_one_line(trained, tmp_path, text):
     (tmp_path / "speed.json").write_text(text)
+    args = efficiency.Args((str(trained),), str(tmp_path / "speed.json"), str(tmp_path))
     with pytest.raises(SystemExit, match=r"speed\.json: (not a JSON file|has no rows)"):
-        efficiency.main(efficiency.Args(str(tmp_path / "speed.json"), out=str(tmp_path)))
+        efficiency.main(args)
 
 
 def test_convergence_of_a_real_run(trained, tmp_path):

@@ -231,6 +231,13 @@ def test_a_csv_file_has_all_that_pictures_and_tables_need(trained, tmp_path, cap
         assert runs.settings(one) == runs.settings(other)
 
 
+def test_values_that_a_csv_file_does_not_have_are_left_out(tmp_path):
+    plot.main(plot.Args((str(ROOT / "docs/results/hopper.csv"),), out=str(tmp_path)))
+    rows = cells((tmp_path / "table.md").read_text())
+    assert "nan" not in str(rows) and rows[2][2] == "104.9", "without an error"
+    assert (tmp_path / "my-hopper-medium-v0-my-hopper-expert-v0.png").exists()
+
+
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "script,env_id,arguments,seed\nos,a,{},1\n"])
 def test_other_csv_files_are_one_line(text, tmp_path, capsys):
     (tmp_path / "other.csv").write_text(text)

@@ -93,7 +93,7 @@ def mean_and_stderr(runs, step=None):
     ]
     scores = [entry["score"] for entry in entries]
     if len(scores) == 1:
-        return scores[0], entries[0].get("score_stderr", 0.0)
+        return scores[0], entries[0].get("score_stderr", np.nan)  # not in every CSV file
     return float(np.mean(scores)), float(np.std(scores, ddof=1) / np.sqrt(len(scores)))
 
 
@@ -212,7 +212,7 @@ def table(experiments):
         steps = [seed["recovery_step"] for seed in seeds]
         recovered = ", ".join("never" if step is None else str(step) for step in steps)
         lines.append(f"| {name} | {before:.1f} | {drop:.1f} | {recovered} | {last:.1f} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines).replace(" ± nan", "").replace(" nan ", " ") + "\n"
 
 
 def main(args):

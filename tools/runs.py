@@ -138,11 +138,11 @@ def read_csv(path):
                     args = default_args(*key[:2]) | json.loads(key[2]) | {"seed": int(key[3])}
                     metadata = {name: json.loads(row[name]) for name in METADATA}
                     runs[key] = Run(Path(path), key[0], args, metadata, [], None, 0, False, 0)
-                run = runs[key]
+                run, seconds = runs[key], float(row["seconds"] or "nan")  # it may be unknown
                 run.history.append(entry)
                 runs[key] = run._replace(
                     returns=[] if row["status"] == "finished" else None,
-                    steps_per_second=entry["step"] / max(0.1, float(row["seconds"])),
+                    steps_per_second=entry["step"] / seconds if seconds else 0.0,
                     diverged=row["status"] == "diverged",
                     step=entry["step"],
                 )

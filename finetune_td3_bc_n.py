@@ -55,9 +55,9 @@ except ModuleNotFoundError:
     d4rl_tasks = None  # this script was copied alone: it trains on all other Minari datasets
 
 ALGORITHM = "finetune_td3_bc_n"  # in checkpoints and names of runs, also if this file is renamed
-CHECKPOINT_FORMAT = 2  # a checkpoint of another format is refused
+CHECKPOINT_FORMAT = 3  # a checkpoint of another format is refused
 RAW_RETURNS = {"ref_min_score": 0.0, "ref_max_score": 100.0}  # the score is then the return
-KNOWN_PACKAGES = {"gymnasium", "gymnasium_robotics", "d4rl_tasks", "ogbench"}  # of environments
+KNOWN_PACKAGES = {"gymnasium", "gymnasium_robotics", "d4rl_tasks", "ogbench"}  # may be executed
 
 
 # The defaults are the paper's. Where the paper has them by task, they are in TASK_DEFAULTS.
@@ -70,7 +70,6 @@ class Args:
     env_steps: int = 250_000  # number of environment steps with updates
     learning_starts: int = 2_500  # number of steps before the first update
     offline_transitions: int = 2_500  # last dataset transitions in the buffer
-    buffer_size: int = 1_000_000  # capacity of the replay buffer
     run_name: str | None = None  # name of the run directory (default: ENV__ALGORITHM__SEED__TIME)
     runs_dir: str = "runs"  # directory for all runs
     resume: str | None = None  # run directory or checkpoint.pt of the run to resume
@@ -97,7 +96,7 @@ class Args:
     policy_frequency: int = 2  # number of critic updates per actor update
     # Evaluation and logging
     eval_frequency: int = 5_000  # steps between evaluations
-    eval_episodes: int = 10  # episodes per evaluation (paper: 10 or 100, by task); 0: never play
+    eval_episodes: int = 10  # episodes per evaluation (paper: 10 or 100, by task); 0: no evaluation
     log_frequency: int = 1_000  # steps between log entries
 
 
@@ -259,22 +258,21 @@ def beta_schedule(step, args):
 
 
 class ReplayBuffer:
-    """A ring buffer on the device. Its tensors never move, so CUDA graphs can read them."""
+    """Has room for all steps. Its tensors never move, so CUDA graphs can read them."""
 
     def __init__(self, capacity, dataset, device):
         shapes = [(capacity, *column.shape[1:]) for column in dataset]
         self.data = Transitions(*(torch.zeros(shape, device=device) for shape in shapes))
-        self.capacity, self.added = capacity, 0
+        self.added = 0
         # A tensor, since it grows under a captured CUDA graph; float64 is exact for all sizes.
         self.size = torch.zeros((), dtype=torch.float64, device=device)
 
     def add(self, transitions):
-        index = torch.arange(self.added, self.added + len(transitions.obs)) % self.capacity
-        index = index.to(self.size.device)
+        end = self.added + len(transitions.obs)
         for column, values in zip(self.data, transitions, strict=True):
-            column[index] = values
-        self.added += len(index)
-        self.size.fill_(min(self.added, self.capacity))
+            column[self.added : end] = values
+        self.added = end
+        self.size.fill_(end)
 
     def sample(self, batch_size):
         uniform = torch.rand(batch_size, dtype=torch.float64, device=self.size.device)
@@ -323,8 +321,9 @@ def wrap_env(env):
 
 def check_spaces(obs_space, action_space):
     """Raises ValueError if the agent cannot have them. Returns their metadata."""
-    box, keys = gym.spaces.Box, list(obs_space) if isinstance(obs_space, gym.spaces.Dict) else []
-    for part in [obs_space[key] for key in keys] or [obs_space]:
+    box, is_dict = gym.spaces.Box, isinstance(obs_space, gym.spaces.Dict)
+    keys = list(obs_space) if is_dict else []
+    for part in [obs_space[key] for key in keys] if is_dict else [obs_space]:
         if not isinstance(part, box) or part.dtype == np.uint8 or len(part.shape) > 2:
             raise ValueError(f"observations must be vectors (Box, or a Dict of Box), not {part}")
     is_vector = isinstance(action_space, box) and len(action_space.shape) == 1
@@ -601,7 +600,7 @@ if __name__ == "__main__":
     optimizers = {"critics": adam(agent.critics.parameters())}
     optimizers["actor"] = adam(agent.actor.parameters())
     capacity = args.offline_transitions + args.learning_starts + args.env_steps
-    buffer = ReplayBuffer(min(args.buffer_size, capacity), dataset, device)
+    buffer = ReplayBuffer(capacity, dataset, device)
     state = {"step": -args.learning_starts}  # there are no updates up to step 0
     state |= {"args": vars(args), "metadata": metadata, "history": [], "returns": []}
     for key in ("dataset", "source", "transitions", "environment"):
@@ -613,7 +612,6 @@ if __name__ == "__main__":
             key: checkpoint[key] for key in ("step", "history", "returns", "steps_per_second")
         }
         buffer.add(Transitions(*checkpoint["buffer"]))
-        buffer.added = checkpoint["buffer_added"]
         if not checkpoint["episode_ended"]:
             print("the run was stopped within an episode: a new episode begins")
     elif args.checkpoint:
@@ -623,11 +621,11 @@ if __name__ == "__main__":
     start_step = state["step"]
 
     # --- Run directory and logging ---
-    name = f"{re.sub('[/,]', '-', args.env_id)}__{ALGORITHM}__{args.seed}"
-    name = args.run_name or f"{name}__{time.strftime('%Y%m%d-%H%M%S')}"
-    run_dir = Path(args.runs_dir, name)
+    run_name = f"{re.sub('[/,]', '-', args.env_id)}__{ALGORITHM}__{args.seed}"
+    run_name = args.run_name or f"{run_name}__{time.strftime('%Y%m%d-%H%M%S')}"
+    run_dir = Path(args.runs_dir, run_name)
     if args.resume:
-        run_dir = Path(args.resume.removesuffix("checkpoint.pt"))
+        run_dir = Path(args.resume) if Path(args.resume).is_dir() else Path(args.resume).parent
     try:
         run_dir.mkdir(parents=True, exist_ok=bool(args.resume))
     except OSError as error:
@@ -665,8 +663,8 @@ if __name__ == "__main__":
 
     # --- Training loop ---
     signals = []  # on one of these signals, the loop finishes its step, saves and stops
-    for name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):  # Windows has no SIGHUP
-        signal.signal(getattr(signal, name), lambda signum, _: signals.append(signum))
+    for signal_name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):  # Windows: no SIGHUP
+        signal.signal(getattr(signal, signal_name), lambda signum, _: signals.append(signum))
     # Steps up to 0 have no update: they fill the buffer. Step 0 is the evaluation before training.
     first_update, start_time = max(start_step, 0) + 1, time.monotonic()
     metrics, save_due, episode_return, episode_length = {}, False, 0.0, 0
@@ -715,9 +713,11 @@ if __name__ == "__main__":
             sps = max(0, step + 1 - first_update) / (time.monotonic() - start_time)
             scalars |= {"charts/SPS": sps, "charts/beta": beta.item()}
             state |= {"step": step, "steps_per_second": sps}
-            finite = all(map(math.isfinite, scalars.values()))
-            if not finite or not all(weight.isfinite().all() for weight in agent.parameters()):
-                message = f"step {step}: losses or weights not finite, try a larger beta: {scalars}"
+            bad = [name for name, value in scalars.items() if not math.isfinite(value)]
+            if not all(weight.isfinite().all() for weight in agent.parameters()):
+                bad.append("weights")
+            if bad:
+                message = f"step {step}: {', '.join(bad)} not finite, try a larger beta"
                 write_result(run_dir, state, "diverged", message=message)
                 print(message, file=sys.stderr)
                 sys.exit(3)
@@ -733,7 +733,7 @@ if __name__ == "__main__":
 
         if saving:
             online = {"buffer": [column.clone() for column in buffer.contents()]}
-            online |= {"buffer_added": buffer.added, "episode_ended": episode_ended}
+            online["episode_ended"] = episode_ended
             save_checkpoint(run_dir / "checkpoint.pt", agent, optimizers, state | online)
             save_due = False
         if saving or evaluation_due:

@@ -45,9 +45,9 @@ except ModuleNotFoundError:
     d4rl_tasks = None  # this script was copied alone: it trains on all other Minari datasets
 
 ALGORITHM = "bc"  # in checkpoints and names of runs, also if this file is renamed
-CHECKPOINT_FORMAT = 2  # a checkpoint of another format is refused
+CHECKPOINT_FORMAT = 3  # a checkpoint of another format is refused
 RAW_RETURNS = {"ref_min_score": 0.0, "ref_max_score": 100.0}  # the score is then the return
-KNOWN_PACKAGES = {"gymnasium", "gymnasium_robotics", "d4rl_tasks", "ogbench"}  # of environments
+KNOWN_PACKAGES = {"gymnasium", "gymnasium_robotics", "d4rl_tasks", "ogbench"}  # may be executed
 
 
 # The defaults are the paper's. Where the paper has them by task, they are in TASK_DEFAULTS.
@@ -71,7 +71,7 @@ class Args:
     learning_rate: float = 3e-4  # learning rate
     # Evaluation and logging
     eval_frequency: int = 10_000  # steps between evaluations
-    eval_episodes: int = 10  # episodes per evaluation (paper: 10 or 100, by task); 0: never play
+    eval_episodes: int = 10  # episodes per evaluation (paper: 10 or 100, by task); 0: no evaluation
     log_frequency: int = 1_000  # steps between log entries
 
 
@@ -192,8 +192,9 @@ def wrap_env(env):
 
 def check_spaces(obs_space, action_space):
     """Raises ValueError if the agent cannot have them. Returns their metadata."""
-    box, keys = gym.spaces.Box, list(obs_space) if isinstance(obs_space, gym.spaces.Dict) else []
-    for part in [obs_space[key] for key in keys] or [obs_space]:
+    box, is_dict = gym.spaces.Box, isinstance(obs_space, gym.spaces.Dict)
+    keys = list(obs_space) if is_dict else []
+    for part in [obs_space[key] for key in keys] if is_dict else [obs_space]:
         if not isinstance(part, box) or part.dtype == np.uint8 or len(part.shape) > 2:
             raise ValueError(f"observations must be vectors (Box, or a Dict of Box), not {part}")
     is_vector = isinstance(action_space, box) and len(action_space.shape) == 1
@@ -439,11 +440,11 @@ if __name__ == "__main__":
     start_step = state["step"]
 
     # --- Run directory and logging ---
-    name = f"{re.sub('[/,]', '-', args.env_id)}__{ALGORITHM}__{args.seed}"
-    name = args.run_name or f"{name}__{time.strftime('%Y%m%d-%H%M%S')}"
-    run_dir = Path(args.runs_dir, name)
+    run_name = f"{re.sub('[/,]', '-', args.env_id)}__{ALGORITHM}__{args.seed}"
+    run_name = args.run_name or f"{run_name}__{time.strftime('%Y%m%d-%H%M%S')}"
+    run_dir = Path(args.runs_dir, run_name)
     if args.resume:
-        run_dir = Path(args.resume.removesuffix("checkpoint.pt"))
+        run_dir = Path(args.resume) if Path(args.resume).is_dir() else Path(args.resume).parent
     try:
         run_dir.mkdir(parents=True, exist_ok=bool(args.resume))
     except OSError as error:
@@ -478,8 +479,8 @@ if __name__ == "__main__":
 
     # --- Training loop ---
     signals = []  # on one of these signals, the loop finishes its step, saves and stops
-    for name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):  # Windows has no SIGHUP
-        signal.signal(getattr(signal, name), lambda signum, _: signals.append(signum))
+    for signal_name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):  # Windows: no SIGHUP
+        signal.signal(getattr(signal, signal_name), lambda signum, _: signals.append(signum))
     start_time = time.monotonic()
     for step in tqdm(range(start_step + 1, args.gradient_steps + 1), disable=None):
         metrics = train_step()
@@ -491,9 +492,11 @@ if __name__ == "__main__":
             sps = (step - start_step) / (time.monotonic() - start_time)
             scalars["charts/SPS"] = sps
             state |= {"step": step, "steps_per_second": sps}
-            finite = all(map(math.isfinite, scalars.values()))
-            if not finite or not all(weight.isfinite().all() for weight in agent.parameters()):
-                message = f"step {step}: losses or weights not finite: {scalars}"
+            bad = [name for name, value in scalars.items() if not math.isfinite(value)]
+            if not all(weight.isfinite().all() for weight in agent.parameters()):
+                bad.append("weights")
+            if bad:
+                message = f"step {step}: {', '.join(bad)} not finite"
                 write_result(run_dir, state, "diverged", message=message)
                 print(message, file=sys.stderr)
                 sys.exit(3)

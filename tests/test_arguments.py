@@ -49,7 +49,8 @@ def parse(script, monkeypatch, *arguments):
 def offline_checkpoint(script, path, monkeypatch, *arguments):
     """A checkpoint as far as the parser of the online script reads it."""
     args = parse(script, monkeypatch, *arguments)
-    torch.save({"algorithm": script.__name__, "format": 2, "args": vars(args)}, path)
+    checkpoint = {"algorithm": script.__name__, "format": script.CHECKPOINT_FORMAT}
+    torch.save(checkpoint | {"args": vars(args)}, path)
     return path
 
 

@@ -71,7 +71,8 @@ def test_offline_a_resumed_run_equals_a_run_without_interruption(script, run):
     checkpoint = load(part)
     checkpoint["history"].pop()  # 7 was the last step of the shorter run, and evaluated
     torch.save(checkpoint, part / "checkpoint.pt")
-    run(script, "--resume", part / "checkpoint.pt", "--gradient-steps", 12)
+    (part / "checkpoint.pt").rename(part / "kept.pt")  # any file in the run directory
+    run(script, "--resume", part / "kept.pt", "--gradient-steps", 12)
     assert_same_state(whole, part)
     assert losses_of(whole) == losses_of(part)
     assert [step for step, _ in losses_of(part)["losses/critic_loss"]] == list(range(1, 13))
@@ -220,7 +221,6 @@ def test_online_a_signal_saves_from_the_first_step_on(calls, expected, run, sign
 def test_a_saved_buffer_has_no_unused_memory(run):
     run_dir = run("finetune_td3_bc_n", *arguments("finetune_td3_bc_n", 5))[1]
     checkpoint = load(run_dir)
-    assert checkpoint["buffer_added"] == 35
     for column in checkpoint["buffer"]:
         assert column.untyped_storage().nbytes() == column.numel() * 4 and len(column) == 35
 

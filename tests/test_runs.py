@@ -145,6 +145,7 @@ def test_a_run_that_diverges_stops_with_exit_code_3(script, rate, run):
     arguments += ["--log-frequency", 50, "--eval-frequency", 1000, "--num-critics", 2]
     process, run_dir = run(script, *arguments, "--learning-rate", rate, check=False)
     assert process.returncode == 3 and "not finite, try a larger beta" in process.stderr
+    assert "losses/" in process.stderr and "charts/SPS" not in process.stderr, "what is not finite"
     result = json.loads((run_dir / "result.json").read_text())
     assert result["status"] == "diverged"
     assert result["message"] == process.stderr.strip().splitlines()[-1]

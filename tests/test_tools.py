@@ -17,6 +17,7 @@ import torch
 from conftest import ROOT, collect, create, run_script
 from matplotlib.image import imread
 
+from td3_bc_n import CHECKPOINT_FORMAT
 from tools import enjoy, plot, runs
 
 SHORT = ["--batch-size", 16, "--eval-episodes", 2, "--eval-frequency", 2]
@@ -470,7 +471,7 @@ def test_mistakes_are_one_clear_line(tool, arguments, message, trained, tmp_path
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     os.mkdir("empty")
-    torch.save({"algorithm": "os", "format": 2}, "other.pt")
+    torch.save({"algorithm": "os", "format": CHECKPOINT_FORMAT}, "other.pt")
     torch.save({"script": "td3_bc_n"}, "old.pt")
     run = str(trained / "offline1")
     real = {"RUN": run, ("RUN",): (run,)}

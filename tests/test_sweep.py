@@ -428,7 +428,7 @@ def test_a_signal_to_sweep_and_script_stops_the_run(code, tmp_path, monkeypatch)
 
 GRIDS = {"paper": 230, "paper-adroit": 40, "paper-variable-beta": 120, "paper-finetune": 460}
 GRIDS |= {"paper-ablations": 450, "paper-n-beta": 300}
-GRIDS |= {"paper-baselines": 620, "tiny-baselines": 50}
+GRIDS |= {"paper-baselines": 620, "tiny-baselines": 110}
 GRIDS |= {"tiny": 32, "tiny-ablations": 25, "tiny-first-hour": 30}
 
 

@@ -1,7 +1,7 @@
 """The named grids of tools.sweep: a title, then the arguments of one or more sweeps."""
 
 from tools.paper import TABLE_1 as PAPER
-from tools.runs import BASELINES, SCRIPTS
+from tools.runs import SCRIPTS
 
 
 def datasets(*tasks):
@@ -79,8 +79,13 @@ GRIDS = {
         f"td3_bc_n --env-id {TINY} --critic-init torch {SEEDS}",
     ),
     "tiny-baselines": (
-        "all methods on the bundled dataset; SAC-N is SAC-BC-N with beta 0",
-        f"td3_bc_n sac_bc_n {' '.join(BASELINES)} --env-id {TINY} {SEEDS}",
+        "all methods on the bundled dataset, with more than one value of their main argument",
+        f"td3_bc_n sac_bc_n bc --env-id {TINY} {SEEDS}",
+        f"td3_bc --env-id {TINY} --alpha 1 2.5 5 10 {SEEDS}",
+        f"iql --env-id {TINY} --expectile 0.7 0.9 --temperature 3 10 {SEEDS}",
+        f"cql --env-id {TINY} --alpha-prime 1 5 20 {SEEDS}",
+        f"edac --env-id {TINY} --eta 0.1 1 10 {SEEDS}",
+        f"msg --env-id {TINY} --alpha-prime 0.1 0.5 2 {SEEDS}",
         f"sac_bc_n --env-id {TINY} --beta 0 --num-critics 10 50 {SEEDS}",
     ),
     "tiny-first-hour": (

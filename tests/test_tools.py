@@ -232,6 +232,17 @@ def test_a_csv_file_has_all_that_pictures_and_tables_need(trained, tmp_path, cap
         assert runs.settings(one) == runs.settings(other)
 
 
+def test_runs_on_other_data_are_other_experiments_in_a_csv_file_too(tmp_path):
+    """Also from scratch and fine-tuned with the same arguments: from scratch, there are no data."""
+    online = {"script": "finetune_td3_bc_n", "seed": 2}
+    written = [make_run([1.0]), make_run([1.0], source="minari")]
+    written += [make_run([1.0], **online), make_run([1.0], **online, dataset=None)]
+    runs.write_csv(written, tmp_path / "a.csv")
+    again = runs.read_csv(tmp_path / "a.csv")
+    assert [run.metadata["source"] for run in again] == ["d4rl", "minari", "d4rl", "d4rl"]
+    assert len(plot.group(written)) == 4 and list(plot.group(again)) == list(plot.group(written))
+
+
 def test_values_that_a_csv_file_does_not_have_are_left_out(tmp_path):
     plot.main(plot.Args((str(ROOT / "docs/results/hopper.csv"),), out=str(tmp_path)))
     rows = cells((tmp_path / "table.md").read_text())

@@ -129,7 +129,9 @@ def read_csv(path):
     try:
         with open(path, newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                key = tuple(row[name] for name in ("script", "env_id", "arguments", "seed"))
+                # The data are not among the arguments.
+                names = ("script", "env_id", "arguments", "seed", *METADATA)
+                key = tuple(row[name] for name in names)
                 entry = {name: float(row[name]) for name in EVALUATION if row[name]}
                 entry["step"] = int(entry["step"])
                 if key[0] not in ALGORITHMS:

@@ -509,6 +509,9 @@ def test_arguments_select_or_replace_values_of_a_grid():
     scripts = [job.script for job in pairs.values()]
     assert scripts == ["td3_bc_n"] * 2 + ["finetune_td3_bc_n"] * 6
     assert len(jobs_of("td3_bc_n", "sac_bc_n", "--policy-noise", "0.1", "0.2")) == 3
+    transforms = ["raw", "minus_one", "standardize"]  # only IQL has the second
+    given = jobs_of("iql", "--reward-transform", *transforms, "--lr-decay-steps", 7).values()
+    assert [job.arguments["reward_transform"] for job in given] == transforms
 
 
 def test_a_name_belongs_to_one_run():
@@ -534,6 +537,7 @@ def test_a_name_belongs_to_one_run():
         ("td3_bc_n --bc-form mse", "--bc-form: not an argument of these scripts"),
         ("td3_bc_n --num-critics 2.5", "--num-critics: invalid int value: '2.5'"),
         ("td3_bc_n --critic-init keras", "invalid choice: 'keras'"),
+        ("iql --lr-decay-steps abc", "--lr-decay-steps: invalid int value: 'abc'"),
         ("dqn", "invalid choice: 'dqn'"),
         ("paper td3_bc_n", "scripts or named grids, not both"),
         ("finetune_td3_bc_n", "needs td3_bc_n before it, or --checkpoint, or --env-id"),

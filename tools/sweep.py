@@ -101,16 +101,18 @@ def make_parser():
     text = "print the commands of all runs that can start now, one per line"
     add("--dry-run", action="store_true", help=text)
     hidden = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    for name, kind in {name: types[s][name] for s in ALGORITHMS for name in types[s]}.items():
+    for name in dict.fromkeys(name for s in ALGORITHMS for name in types[s]):
         option = name.replace("_", "-")
-        if kind is bool:
+        kinds = [types[s][name] for s in ALGORITHMS if name in types[s]]
+        # The members of int | None, and the choices of a Literal, of all scripts
+        kinds = dict.fromkeys(member for kind in kinds for member in get_args(kind) or [kind])
+        if bool in kinds:
             add(f"--{option}", dest=name, nargs="*", choices=["true", "false"], **hidden)
             add(f"--no-{option}", dest=name, action="store_const", const=["false"], **hidden)
-        elif kind in (int, float):
-            add(f"--{option}", dest=name, nargs="+", type=kind, **hidden)
-        else:  # str, str | None or Literal
-            choices = [choice for choice in get_args(kind) if isinstance(choice, str)] or None
-            add(f"--{option}", dest=name, nargs="+", choices=choices, **hidden)
+        else:
+            kind = next((kind for kind in (int, float) if kind in kinds), str)
+            choices = [choice for choice in kinds if isinstance(choice, str)] or None
+            add(f"--{option}", dest=name, nargs="+", type=kind, choices=choices, **hidden)
     parser.epilog = "named grids and their number of runs:\n"
     for name, (title, *_) in GRIDS.items():
         runs = make_jobs(make_sweeps([name], {}, parser))

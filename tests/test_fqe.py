@@ -2,13 +2,14 @@
 
 import csv
 import json
+import shutil
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import run_script
+from conftest import ROOT, run_script
 
 from baselines import bc
 from tools import fqe
@@ -140,12 +141,26 @@ def test_known_results_are_used_again_until_settings_or_the_run_change(trained, 
     assert len(evaluated) == 2
     evaluate(trained, "bc", gradient_steps=3, gamma=0.5)
     assert len(evaluated) == 3
-    result = trained / "td3/result.json"
-    text = result.read_text()
+    result, checkpoint = trained / "td3/result.json", trained / "td3/checkpoint.pt"
+    text, content = result.read_text(), checkpoint.read_bytes()
     result.write_text(text.replace('"step": 4', '"step": 5'))
     evaluate(trained, "td3", gradient_steps=3)
+    assert len(evaluated) == 3, "online, result.json is written between two checkpoints"
+    torch.save(torch.load(checkpoint, weights_only=True) | {"step": 5}, checkpoint)
+    evaluate(trained, "td3", gradient_steps=3)
     result.write_text(text)
+    checkpoint.write_bytes(content)
     assert len(evaluated) == 4
+
+
+def test_discount_factors_of_0_and_1(trained, run):
+    """0 is a discount factor like others. With 1, the values have no bounds."""
+    evaluate(trained, "bc", gamma=0.0)
+    assert json.loads((trained / "bc/fqe.json").read_text())["settings"]["gamma"] == 0
+    (trained / "bc/fqe.json").unlink()
+    _, other = run("td3_bc_n", "--env-id", "tests/swing-v0", *SHORT, "--gamma", 1)
+    with pytest.raises(SystemExit, match=r"the runs have gamma 1.* choose one with --gamma"):
+        fqe.main(fqe.Args((str(other),)))
 
 
 def test_values_above_the_largest_possible_return_are_clipped_and_reported(
@@ -175,14 +190,20 @@ def test_spearmans_rank_correlation():
     assert ties == pytest.approx(np.corrcoef([1, 2, 3, 4], [2, 2, 2, 4])[0, 1])
 
 
-def test_a_run_with_impossible_values_is_last(trained, monkeypatch, capsys):
-    """Whatever its V(s0): nobody should choose it."""
-    rows = iter([{"v": -1.0, "impossible": 0.5}, {"v": -9.0, "impossible": 0.0}])
-    more = {"v_low": 0.0, "v_high": 0.0, "bc": 1.0, "min_q": None}
-    monkeypatch.setattr(fqe, "evaluate_policy", lambda *_: next(rows) | more)
-    evaluate(trained, "bc", "td3", seed=10)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[1] for line in lines[2:4]] == ["-9.0", "-1.0"]
+def test_runs_with_impossible_values_or_far_from_the_data_are_last(trained, monkeypatch, capsys):
+    """Whatever their V(s0): nobody should choose them."""
+    rows = iter([(-1.0, 0.5, 1.0), (-2.0, 0.0, 2.1), (-9.0, 0.0, 1.0), (-8.0, 0.0, 2.0)])
+    more = {"v_low": 0.0, "v_high": 0.0, "min_q": None}
+    keys = "v", "impossible", "bc"
+    evaluated = (dict(zip(keys, row, strict=True)) | more for row in rows)
+    monkeypatch.setattr(fqe, "evaluate_policy", lambda *_: next(evaluated))
+    evaluate(trained, "bc", "td3", "sac", "unplayed", seed=10)
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()[2:6]
+    assert [line.split(" | ")[1] for line in lines] == ["-8.0", "-9.0", "-1.0", "-2.0"]
+    warnings = captured.err.splitlines()
+    assert len(warnings) == 2 and "50% of its values exceed the largest" in warnings[0]
+    assert "do not trust V(s0), BC 2.100 is more than twice the smallest, 1.000" in warnings[1]
 
 
 def test_runs_that_cannot_be_compared_are_one_line(trained, run, capsys):
@@ -199,12 +220,28 @@ def test_runs_that_cannot_be_compared_are_one_line(trained, run, capsys):
     assert "was trained from scratch, without a dataset" in capsys.readouterr().err
 
 
+def test_runs_without_a_policy_are_one_line(trained, tmp_path, capsys):
+    path = shutil.copytree(trained / "td3", tmp_path / "young")
+    (path / "checkpoint.pt").write_text("not a checkpoint")
+    with pytest.raises(SystemExit, match=r"checkpoint\.pt: not a checkpoint of this project"):
+        fqe.main(fqe.Args((str(path),)))
+    (path / "checkpoint.pt").unlink()  # fine-tuning writes its first result before
+    with pytest.raises(SystemExit, match="no run is left"):
+        fqe.main(fqe.Args((str(path),)))
+    assert "left out: young has no checkpoint yet" in capsys.readouterr().err
+    file = str(ROOT / "docs/results/hopper.csv")
+    with pytest.raises(SystemExit, match=r"hopper\.csv: a CSV file has no policies"):
+        fqe.main(fqe.Args((file,)))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"gradient_steps": 0}, "must be at least 1"),
         ({"gamma": 1.0}, "--gamma must be"),
         ({"tau": 0.0}, "--tau above 0"),
+        ({"learning_rate": -1.0}, "--learning-rate must be above 0"),
+        ({"seed": -1}, "--seed at least 0"),
         ({"csv": "nowhere/fqe.csv"}, "not a file in an existing directory"),
     ],
 )

@@ -125,7 +125,7 @@ def make_run(scores=(), diverged=False, steps_per_second=10.0, history=(), **arg
     ]
     return Run(
         *(Path("run"), "td3_bc_n", args, metadata, list(history), returns),
-        *(steps_per_second, diverged, 0),
+        *(steps_per_second, diverged),
     )
 
 

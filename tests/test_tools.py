@@ -61,7 +61,7 @@ def make_run(returns, script="td3_bc_n", history=None, path="run", diverged=Fals
     for key, value in changes.items():
         (metadata if key in metadata else args)[key] = value
     history = history or [{"step": 1, "score": float(np.mean(returns))}]
-    return runs.Run(Path(path), script, args, metadata, history, returns, 1.0, diverged, 0)
+    return runs.Run(Path(path), script, args, metadata, history, returns, 1.0, diverged)
 
 
 def change_result(path, **changes):

@@ -15,11 +15,10 @@ evaluation and in tools.export: the mode of a Gaussian, not its samples.
 The table is ordered by V(s0), the mean of Q(s0, pi(s0)) over the first states of all episodes, with
 a 95 % interval (bootstrap over first states and critics). It is a discounted return in rewards of
 the dataset. The interval does not contain the errors that all critics share: values of actions
-that are not in the dataset are guesses here, too. If more than 1 % of the next values of a run are
-impossible (above the largest return, by a tenth of the range), it is last, with a warning. So look
-at the other columns:
-    BC       mean squared distance of the policy to the actions of the dataset, in [-1, 1].
-             Leave out runs with more than twice the smallest: what they do is not in the data
+that are not in the dataset are guesses here, too. So two kinds of runs are below the others, with a
+warning: those with more than twice the smallest distance to the data (BC), and those with more than
+1 % of impossible next values (above the largest return, by a tenth of the range). The columns:
+    BC       mean squared distance of the policy to the actions of the dataset, in [-1, 1]
     min Q    V(s0) by the critics of the run itself, their minimum (in transformed rewards)
     score    the last evaluation of the run, if it has an environment
 Results are stored in fqe.json of the run directory, and used again by the same command.
@@ -39,7 +38,7 @@ import tyro
 from tqdm import tqdm
 
 from baselines.td3_bc import CriticEnsemble, optimizer_step, polyak_update  # two hidden layers
-from tools.runs import DATA, import_script, load_agent, load_data, read_runs
+from tools.runs import DATA, import_script, load_agent, load_checkpoint, load_data, read_runs
 
 COLUMNS = ("run", "v", "v_low", "v_high", "impossible", "bc", "min_q", "score", "step")
 SETTINGS = ("gradient_steps", "num_critics", "tau", "batch_size", "learning_rate", "seed")
@@ -60,15 +59,21 @@ class Args:
 
 
 def choose_runs(args):
-    """The runs, their common discount factor, and their common dataset on the device."""
+    """The runs, the steps of their checkpoints, their common discount factor and dataset."""
     runs = []
     for run in read_runs(args.runs):
-        from_scratch = run.script.startswith("finetune") and not run.args["checkpoint"]
-        if run.diverged or from_scratch:
-            reason = "diverged" if run.diverged else "was trained from scratch, without a dataset"
-            print(f"left out: {run.path.name} {reason}", file=sys.stderr)
+        if run.path.is_file():
+            sys.exit(f"{run.path}: a CSV file has no policies, expected run directories")
+        if run.diverged:
+            reason = "diverged"
+        elif run.script.startswith("finetune") and not run.args["checkpoint"]:
+            reason = "was trained from scratch, without a dataset"
+        elif not Path(run.path, "checkpoint.pt").exists():
+            reason = "has no checkpoint yet"
         else:
             runs.append(run)
+            continue
+        print(f"left out: {run.path.name} {reason}", file=sys.stderr)
     if not runs:
         sys.exit("no run is left")
     for run in runs:
@@ -79,11 +84,18 @@ def choose_runs(args):
     gammas = {run.args["gamma"] for run in runs if "gamma" in run.args} or {0.99}  # BC has none
     if args.gamma is None and len(gammas) > 1:
         sys.exit(f"the runs have different discount factors {sorted(gammas)}, choose one: --gamma")
+    gamma = gammas.pop() if args.gamma is None else args.gamma
+    if gamma == 1:
+        sys.exit("the runs have gamma 1, fitted Q evaluation needs less: choose one with --gamma")
+    try:
+        steps = [load_checkpoint(run.path)["step"] for run in runs]
+    except ValueError as error:
+        sys.exit(str(error))
     script = import_script(runs[0].script)
     dataset, metadata, _ = load_data(script, script.Args(**runs[0].args))
     if metadata["transitions"] != runs[0].metadata["transitions"]:
         sys.exit(f"{runs[0].path}: the dataset has changed since the run")
-    return runs, args.gamma or gammas.pop(), dataset
+    return runs, steps, gamma, dataset
 
 
 def first_states(dataset):
@@ -164,9 +176,11 @@ def main(args):
         sys.exit("--gradient-steps, --num-critics and --batch-size must be at least 1")
     if not 0 <= (args.gamma or 0) < 1 or not 0 < args.tau <= 1:
         sys.exit("--gamma must be from 0 to below 1, --tau above 0 and at most 1")
+    if not 0 < args.learning_rate < np.inf or args.seed < 0:
+        sys.exit("--learning-rate must be above 0 and finite, --seed at least 0")
     if args.csv and (Path(args.csv).is_dir() or not Path(args.csv).parent.is_dir()):
         sys.exit(f"--csv {args.csv}: not a file in an existing directory")
-    runs, gamma, data = choose_runs(args)
+    runs, steps, gamma, data = choose_runs(args)
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
     dataset = type(data)(*(torch.as_tensor(column, device=device) for column in data))
     starts = torch.as_tensor(first_states(data), device=device)
@@ -174,8 +188,8 @@ def main(args):
     rows = []
     settings = {name: getattr(args, name) for name in SETTINGS} | {"gamma": gamma}
     bar = tqdm(total=len(runs) * args.gradient_steps, unit="step", disable=None)
-    for run in runs:
-        file, key = run.path / "fqe.json", settings | {"step": run.step}
+    for run, step in zip(runs, steps, strict=True):
+        file, key = run.path / "fqe.json", settings | {"step": step}
         row = json.loads(file.read_text()) if file.exists() else {}
         if row.get("settings") == key:
             bar.update(args.gradient_steps)
@@ -184,16 +198,22 @@ def main(args):
             row = evaluate_policy(agent, dataset, starts, gamma, args, bar) | {"settings": key}
             file.write_text(json.dumps(row, indent=2))
         score = run.history[-1].get("score") if run.history else None
-        rows.append({"run": run.path.name} | row | {"score": score, "step": run.step})
+        rows.append({"run": run.path.name} | row | {"score": score, "step": step})
     bar.close()
-    largest = max(0, data.rewards.max()) / (1 - gamma)
-    doubtful = [r for r in rows if not r["v"] <= largest or r["impossible"] > 0.01]  # also NaN
-    rows.sort(key=lambda row: (row in doubtful, -row["v"]))
+    largest, closest = max(0, data.rewards.max()) / (1 - gamma), min(row["bc"] for row in rows)
+    for row in rows:
+        row["doubt"] = ""
+        if not row["v"] <= largest or row["impossible"] > 0.01:  # also NaN
+            share = f"{row['impossible']:.0%} of its values"
+            row["doubt"] = f"{share} exceed the largest possible return {largest:.1f}"
+        elif row["bc"] > 2 * closest:
+            row["doubt"] = f"BC {row['bc']:.3f} is more than twice the smallest, {closest:.3f}"
+    rows.sort(key=lambda row: (row["doubt"] != "", -row["v"]))
     print_table(rows)
-    for row in doubtful:
-        share = f"{row['impossible']:.0%} of its values exceed the largest possible return"
-        text = f"do not trust V(s0), {share} {largest:.1f}: its actions are too far from the data"
-        print(f"{row['run']}: {text}", file=sys.stderr)
+    for row in rows:
+        if row["doubt"]:
+            text = f"{row['doubt']}: its actions are too far from the data"
+            print(f"{row['run']}: do not trust V(s0), {text}", file=sys.stderr)
     if args.csv:
         with open(args.csv, "w", newline="") as output:
             writer = csv.DictWriter(output, COLUMNS, extrasaction="ignore")

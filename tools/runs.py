@@ -41,7 +41,6 @@ class Run(NamedTuple):
     returns: list | None  # of the last evaluation; None if not finished or never played
     steps_per_second: float
     diverged: bool  # stopped because of non-finite losses or weights
-    step: int  # of the checkpoint
 
 
 def read_run(path):
@@ -61,7 +60,6 @@ def read_run(path):
             result["returns"] or None if finished else None,
             result["steps_per_second"],
             result["status"] == "diverged",
-            result["step"],
         )
     except (KeyError, TypeError):
         raise ValueError(f"{file}: written by another version of this project") from None
@@ -139,14 +137,13 @@ def read_csv(path):
                 if key not in runs:
                     args = default_args(*key[:2]) | json.loads(key[2]) | {"seed": int(key[3])}
                     metadata = {name: json.loads(row[name]) for name in METADATA}
-                    runs[key] = Run(Path(path), key[0], args, metadata, [], None, 0, False, 0)
+                    runs[key] = Run(Path(path), key[0], args, metadata, [], None, 0, False)
                 run, seconds = runs[key], float(row["seconds"] or "nan")  # it may be unknown
                 run.history.append(entry)
                 runs[key] = run._replace(
                     returns=[] if row["status"] == "finished" else None,
                     steps_per_second=entry["step"] / seconds if seconds else 0.0,
                     diverged=row["status"] == "diverged",
-                    step=entry["step"],
                 )
     except (OSError, ValueError, KeyError, TypeError) as error:
         sys.exit(f"{path}: not a CSV file of tools.plot ({error!r})")

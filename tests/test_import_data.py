@@ -405,7 +405,7 @@ ARRAYS = {  # what is wrong with the data, and the message for .npz; rows are co
     ),
     "returning": (
         make_data(episode=RETURNING),
-        "column 'episode', row 16: episode 4 comes back",
+        "column 'episode', row 16: episode 4 is not contiguous: it appears again after",
     ),
     "single-rows": (
         make_data(terminals=None, timeouts=None, episode=np.arange(24)),
@@ -462,7 +462,8 @@ MISTAKES_IN_CSV = {  # a line (the first is the header) with other text; lines a
     ),
     "no-timeout": (1, CSV_HEADER.replace("timeout", "t"), "no column 'timeout' .* nor 'episode'"),
     "same-name": (1, CSV_HEADER.replace("obs_1", "obs_0"), "2 columns have the name 'obs_0'"),
-    "semicolons": (1, CSV_HEADER.replace(",", ";"), "no column 'reward' .found: obs_0;obs_1"),
+    "semicolons": (1, CSV_HEADER.replace(",", ";"), "cells must be separated by commas"),
+    "tabs": (1, CSV_HEADER.replace(",", "\t"), "cells must be separated by commas"),
     "text": (5, "3,4,.5,bad,0,0", "column 'reward', line 5: 'bad' is not a number"),
     "empty-cell": (9, "3,,.5,1,0,0", "column 'obs_1', line 9: '' is not a number"),
     "nan": (6, "3,4,nan,1,0,0", "column 'action_0', line 6: nan is not a finite"),
@@ -500,7 +501,7 @@ def test_a_quoted_comma_does_not_hide_a_missing_cell(tmp_path, datasets):
         (["--timeout-column", "cut"], "no column 'cut'"),
         (["--episode-column", "trial"], "no column 'trial'"),
         (["--next-obs-columns", "obs_0"], "2 columns of observations, but 1 of the next ones"),
-        (["--episode-column", "obs_0"], "column 'obs_0', line 10: episode 4 comes back"),
+        (["--episode-column", "obs_0"], "column 'obs_0', line 10: episode 4 is not contig"),
     ],
 )
 def test_wrong_names_of_columns_are_one_line(arguments, message, tmp_path, datasets):

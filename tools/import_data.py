@@ -124,6 +124,8 @@ def read_csv(path, args):
         num_lines = sum(1 for _ in file)  # to allocate the arrays once
         file.seek(0)
         header = [name.strip() for name in next(csv.reader([file.readline()]))]
+        if len(header) == 1 and re.search("[;\t]", header[0]):
+            sys.exit(f"{path}: cells must be separated by commas")
         names = csv_names(path, header, args)
         used = [header.index(name) for name in chain(*names.values())]
         widths = {key: len(columns) for key, columns in names.items()}
@@ -307,7 +309,8 @@ def find_episodes(path, data, names):
         if not is_new.all():
             row = first_rows[is_new.argmin()]
             where = f"column '{names['episode'][0]}', {position(path, row)}"
-            sys.exit(f"{path}: {where}: episode {numbers[row]:.15g} comes back after another one")
+            problem = "is not contiguous: it appears again after another one"
+            sys.exit(f"{path}: {where}: episode {numbers[row]:.15g} {problem}")
     elif not ends.any():
         flags = f"'{names['terminals'][0]}' or '{names['timeouts'][0]}'"
         sys.exit(f"{path}: no episode ends: set {flags} in last rows, or add a column 'episode'")

@@ -4,20 +4,22 @@
     python -m studies.efficiency runs --speed speed.json
     python -m studies.efficiency docs/results/methods.csv --speed docs/results/speed.json
 
-One point per experiment of offline runs: the mean score of the last evaluations, with its standard
-error over seeds (one seed: over episodes), against the time of all gradient steps by tools.speed,
-which measures all methods in one process. Evaluation is not included. Writes efficiency.png and
-efficiency.md, with the paper's seconds per 10,000 steps. Nothing is trained.
+Mean scores of the last evaluations of offline runs, with their standard error over seeds (one seed:
+over episodes), against the time of all gradient steps by tools.speed, which measures all methods in
+one process. Evaluation is not included. efficiency.md has all experiments, with the paper's seconds
+per 10,000 steps; efficiency.png the best one of each method and N. SAC-BC-N with beta 0 is SAC-N.
+Nothing is trained.
 """
 
 import json
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
 
 import tyro
 
 from studies import common
-from tools.paper import SCRIPT_COSTS
+from tools.paper import NAMES, SCRIPT_COSTS
 from tools.plot import finished, group, is_online, mean_and_stderr
 from tools.runs import read_runs
 
@@ -60,11 +62,29 @@ def read_points(experiments, speeds):
     return sorted(points, key=lambda point: point[3])
 
 
+def method_name(run):
+    is_sac_n = run.script == "sac_bc_n" and run.args["beta"] == 0
+    num_critics = run.args.get("num_critics", 0)
+    name = "SAC-N" if is_sac_n else NAMES[run.script]
+    return f"{name}, N = {num_critics}" if num_critics > 2 else name
+
+
+def best_points(points):
+    """The best point of each method, and how many there are."""
+    methods = defaultdict(list)
+    for point in points:
+        methods[method_name(point[1])].append(point)
+    best = {name: max(members, key=lambda p: p[4]) for name, members in methods.items()}
+    return {name: (point, len(methods[name])) for name, point in best.items()}
+
+
 def draw(points):
     env_id = points[0][1].args["env_id"]
     figure, axes = common.subplots(1, 1, f"Score against training time, {env_id}", width=7.5)
-    for i, (label, _, seeds, minutes, score, stderr) in enumerate(points):
+    for i, (name, (point, count)) in enumerate(best_points(points).items()):
+        _, _, seeds, minutes, score, stderr = point
         style = {"marker": "os^Dv*Ph"[i % 8], "color": f"C{i % 10}", "markersize": 8, "capsize": 3}
+        label = name + (f", best of {count}" if count > 1 else "")
         label += f" ({seeds} seed{'s' if seeds > 1 else ''})"
         axes[0, 0].errorbar(minutes, score, stderr, linestyle="none", label=label, **style)
     axes[0, 0].set(xscale="log", xlabel="training time (minutes)", ylabel="normalized score")

@@ -566,8 +566,11 @@ def test_points_are_drawn_where_the_table_says():
     slow = make_run([30.0], num_critics=50, gradient_steps=600)
     speeds = {("td3_bc_n", 10, "tiny-maze2d-umaze-v0"): 100.0}
     speeds["td3_bc_n", 50, "tiny-maze2d-umaze-v0"] = 0.1
-    points = efficiency.read_points({"b": [slow], "a": runs}, speeds)
+    worse = make_run([5.0], gradient_steps=8_000, beta=1.0)
+    points = efficiency.read_points({"b": [slow], "a": runs, "c": [worse]}, speeds)
     (axes,) = efficiency.draw(points).axes
+    names = ["TD3-BC-N, N = 10, best of 2 (2 seeds)", "TD3-BC-N, N = 50 (1 seed)"]
+    assert axes.get_legend_handles_labels()[1] == names
     drawn = [container[0].get_xydata()[0].tolist() for container in axes.containers]
     assert drawn == [pytest.approx([8_000 / 100 / 60, 15.0]), pytest.approx([100.0, 30.0])]
 

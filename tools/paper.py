@@ -1,6 +1,8 @@
 """Numbers of the paper."""
 
 METHODS = ("td3_bc_n", "sac_bc_n", "td3_bc", "edac", "sac_n", "msg")
+NAMES = {"td3_bc_n": "TD3-BC-N", "sac_bc_n": "SAC-BC-N", "td3_bc": "TD3+BC", "edac": "EDAC"}
+NAMES |= {"sac_n": "SAC-N", "msg": "MSG", "cql": "CQL", "iql": "IQL", "bc": "BC"}
 # Table 1: scores of these methods; None where the paper has none
 TABLE_1 = {
     "halfcheetah-medium-v2": (63.3, 65.6, 48.3, 65.9, 67.5, None),

@@ -20,7 +20,9 @@ def ended_runs(runs_dir, offline=True):
             print(f"left out: {run.path.name} is a fine-tuning run", file=sys.stderr)
         elif offline and run.script in BASELINES:
             print(f"left out: {run.path.name} is a run of {run.script}", file=sys.stderr)
-        elif run.returns is None and not run.diverged:
+        elif run.status == "running" or (
+            run.status == "finished" and "score" not in run.history[-1]
+        ):
             print(f"left out: {run.path.name} is not finished or has no score", file=sys.stderr)
         else:
             runs[run.script, str(settings(run)), run.args["seed"]] = run
@@ -43,7 +45,7 @@ def dataset_name(run):
 
 def final_score(run):
     """Mean normalized score of the last evaluation; NaN if the run diverged."""
-    return float("nan") if run.diverged else run.history[-1]["score"]
+    return float("nan") if run.status == "diverged" else run.history[-1]["score"]
 
 
 def mean_and_stderr(values):

@@ -106,7 +106,7 @@ def statistics(q):
 
 def measure(run, data, pairs, edges):
     """Measurements of one run; None if it diverged."""
-    if run.diverged:
+    if run.status == "diverged":
         return None
     _, args, agent = load_agent(run.path)
     q = ensemble_values(agent, *pairs)

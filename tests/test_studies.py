@@ -119,13 +119,12 @@ def change_run(directory, status="finished", score=None, agent=None, **args):
 def make_run(scores=(), diverged=False, steps_per_second=10.0, history=(), **args):
     args = vars(td3_bc_n.Args(**td3_bc_n.task_defaults(td3_bc_n.Args.env_id))) | args
     metadata = {"source": "d4rl", "ref_min_score": 0.0, "ref_max_score": 100.0}
-    returns = None if diverged else list(scores)
     history = history or [
         {"step": 1, "score": float(np.mean(score))} for score in [scores][: len(scores)]
     ]
     return Run(
-        *(Path("run"), "td3_bc_n", args, metadata, list(history), returns),
-        *(steps_per_second, diverged),
+        *(Path("run"), "td3_bc_n", args, metadata, list(history), list(scores)),
+        *(steps_per_second, "diverged" if diverged else "finished"),
     )
 
 
@@ -411,8 +410,10 @@ def test_gaussian_ratio_is_equation_5():
 
 def test_unfinished_runs_are_left_out_and_the_newest_of_equal_runs_counts(runs_dir, capsys):
     change_run(runs_dir / "2-0-1", "running")
-    unplayed = runs_dir / "2-0.2-1" / "result.json"
-    unplayed.write_text(json.dumps(json.loads(unplayed.read_text()) | {"returns": []}))
+    unplayed = runs_dir / "2-0.2-1" / "result.json"  # its last evaluation has no episodes
+    result = json.loads(unplayed.read_text())
+    result["history"].append({"step": 21})
+    unplayed.write_text(json.dumps(result))
     shutil.copytree(runs_dir / "3-0-1", runs_dir / "copy")
     change_run(runs_dir / "copy", score=123.0, run_name="copy", log_frequency=5)
     runs = common.ended_runs(runs_dir)

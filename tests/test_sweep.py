@@ -273,6 +273,18 @@ def test_repeating_a_finished_sweep_runs_nothing(four_runs, monkeypatch, capsys)
         assert float(row["score"]) == pytest.approx(score)
 
 
+def test_returns_are_those_of_finished_runs(four_runs, tmp_path):
+    """A run that diverged has those of its last evaluation."""
+    shutil.copytree(four_runs, tmp_path, dirs_exist_ok=True)
+    jobs = list(jobs_of(*FOUR).values())
+    change_result(tmp_path / jobs[0].name, status="diverged")
+    sweep.write_results(jobs, tmp_path)
+    with open(tmp_path / "returns.csv") as file:
+        rows = [(row["script"], row["seed"]) for row in csv.DictReader(file)]
+    scripts = ("td3_bc_n", "2"), ("sac_bc_n", "1"), ("sac_bc_n", "2")
+    assert rows == [pair for pair in scripts for _ in range(2)]
+
+
 @needs_ray
 def test_failed_and_diverged_runs_do_not_stop_the_others(tmp_path, monkeypatch, capsys):
     flags = "--gradient-steps 4 --eval-frequency 2 --env-steps 4 --learning-starts 10"

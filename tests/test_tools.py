@@ -53,7 +53,7 @@ def without_env(tmp_path_factory):
     return directory / "run"
 
 
-def make_run(returns, script="td3_bc_n", history=None, path="run", diverged=False, **changes):
+def make_run(returns, script="td3_bc_n", history=None, path="run", status="finished", **changes):
     """A Run. Changes are arguments, or metadata if they are known as such."""
     metadata = {"dataset": "data", "source": "d4rl", "transitions": 10, "environment": "env-v0"}
     metadata |= {"comparable_with_paper": True, "ref_min_score": 0.0, "ref_max_score": 100.0}
@@ -61,7 +61,7 @@ def make_run(returns, script="td3_bc_n", history=None, path="run", diverged=Fals
     for key, value in changes.items():
         (metadata if key in metadata else args)[key] = value
     history = history or [{"step": 1, "score": float(np.mean(returns))}]
-    return runs.Run(Path(path), script, args, metadata, history, returns, 1.0, diverged)
+    return runs.Run(Path(path), script, args, metadata, history, returns, 1.0, status)
 
 
 def change_result(path, **changes):
@@ -95,16 +95,12 @@ def test_a_run_is_what_its_result_says(trained, tmp_path):
     (path / "checkpoint.pt").unlink()
     result = json.loads((path / "result.json").read_text())
     run = runs.read_run(path)
-    assert (run.path, run.script, run.diverged) == (path, "td3_bc_n", False)
+    assert (run.path, run.script, run.status) == (path, "td3_bc_n", "finished")
     assert run.returns == result["returns"] and len(run.returns) == 2
     for name in ("args", "metadata", "history", "steps_per_second"):
         assert getattr(run, name) == result[name]
-    for status in ("running", "diverged"):
-        change_result(path, status=status)
-        run = runs.read_run(path)
-        assert run.returns is None and run.diverged == (status == "diverged")
-    change_result(path, status="finished", returns=[])
-    assert runs.read_run(path).returns is None, "never played"
+    change_result(path, status="diverged")
+    assert runs.read_run(path).status == "diverged"
 
 
 def test_the_data_of_a_run_are_loaded_with_its_trust_env():
@@ -147,8 +143,8 @@ def test_the_curve_is_mean_and_standard_error_at_the_steps_of_all_seeds():
 def test_the_curve_of_finished_seeds_is_not_shortened_by_an_unfinished_one(monkeypatch, tmp_path):
     drawn = []
     monkeypatch.setattr(plot, "curve", lambda runs: drawn.append(runs) or ([1], *np.ones((2, 1))))
-    done, young = make_run([1.0]), make_run(None, history=[{"step": 1, "score": 0.0}])
-    broken = young._replace(diverged=True)
+    done, young = make_run([1.0]), make_run([0.0], status="running")
+    broken = young._replace(status="diverged")
     plot.draw({"a": [done, young, broken], "b": [young, broken], "c": [broken]}, tmp_path / "a.png")
     assert drawn == [[done], [young], [broken]]
 
@@ -156,8 +152,8 @@ def test_the_curve_of_finished_seeds_is_not_shortened_by_an_unfinished_one(monke
 def test_the_picture_says_which_runs_are_not_finished_and_what_the_score_is(monkeypatch, tmp_path):
     pictures = []
     monkeypatch.setattr(plot.plt, "close", pictures.append)
-    young = make_run(None, history=[{"step": 1, "score": 0.0}])
-    runs = {"a": [make_run([1.0])], "b": [young], "c": [young._replace(diverged=True)]}
+    young = make_run([0.0], status="running")
+    runs = {"a": [make_run([1.0])], "b": [young], "c": [young._replace(status="diverged")]}
     plot.draw(runs, tmp_path / "a.png")
     (axes,), (legend,) = pictures[0].axes, pictures[0].legends
     assert axes.get_xlabel() == "gradient steps"
@@ -237,10 +233,12 @@ def test_runs_on_other_data_are_other_experiments_in_a_csv_file_too(tmp_path):
     online = {"script": "finetune_td3_bc_n", "seed": 2}
     written = [make_run([1.0]), make_run([1.0], source="minari")]
     written += [make_run([1.0], **online), make_run([1.0], **online, dataset=None)]
+    written[1:3] = [written[1]._replace(status="running"), written[2]._replace(status="diverged")]
     runs.write_csv(written, tmp_path / "a.csv")
     again = runs.read_csv(tmp_path / "a.csv")
     assert [run.metadata["source"] for run in again] == ["d4rl", "minari", "d4rl", "d4rl"]
     assert len(plot.group(written)) == 4 and list(plot.group(again)) == list(plot.group(written))
+    assert plot.table(plot.group(again)) == plot.table(plot.group(written))
 
 
 def test_values_that_a_csv_file_does_not_have_are_left_out(tmp_path):
@@ -328,24 +326,22 @@ def test_of_two_runs_with_one_seed_the_newer_counts_but_a_finished_one_first(cap
     old, new = make_run([1.0], path="old"), make_run([2.0], path="new")
     assert list(plot.group([old, new]).values()) == [[new]]
     assert "left out: old (same experiment and seed as new)" in capsys.readouterr().err
-    history = [{"step": 1, "score": 1.0}]
-    unfinished = make_run(None, history=history, path="unfinished")
+    unfinished = make_run([1.0], status="running", path="unfinished")
     assert list(plot.group([old, unfinished]).values()) == [[old]]
     assert "left out: unfinished" in capsys.readouterr().err
     assert list(plot.group([unfinished, new]).values()) == [[new]]
-    younger = make_run(None, history=history, path="younger")
+    younger = make_run([1.0], status="running", path="younger")
     assert list(plot.group([unfinished, younger]).values()) == [[younger]]
 
 
 def test_diverged_and_unfinished_runs_are_counted_but_not_averaged():
-    done, history = make_run([50.0]), [{"step": 1, "score": 1.0}]
-    unfinished = make_run(None, history=history)
-    diverged = unfinished._replace(diverged=True)
-    early = unfinished._replace(diverged=True, history=[])  # before its first evaluation
+    done, unfinished = make_run([50.0]), make_run([1.0], status="running")
+    diverged = unfinished._replace(status="diverged")
+    early = diverged._replace(history=[])  # before its first evaluation
     experiments = {"all": [done, diverged, unfinished], "none": [diverged], "young": [unfinished]}
     experiments |= plot.group([early])
     rows = cells(plot.table(experiments))[2:]
-    assert rows[0][1:4] == ["1, 1 diverged, 1 not finished", "50.0 ± 0.0", "episodes"]
+    assert rows[0][1:4] == ["1, 1 diverged, 1 not finished", "50.0", "episodes"]
     assert [row[1] for row in rows[1:]] == ["1 diverged", "1 not finished", "1 diverged"]
 
 
@@ -392,7 +388,7 @@ def test_a_run_that_was_never_evaluated_is_left_out(trained, without_env, tmp_pa
 def test_a_run_that_diverged_before_its_first_score_is_drawn_without_a_curve(tmp_path):
     for script in ("td3_bc_n", "finetune_td3_bc_n"):
         for history in ([], [{"step": 1}]):
-            run = make_run([0.0], script, diverged=True)._replace(history=history)
+            run = make_run([0.0], script, status="diverged")._replace(history=history)
             plot.draw(plot.group([run]), tmp_path / "a.png")
 
 

@@ -132,7 +132,7 @@ def main(args):
     except (KeyError, TypeError, RuntimeError) as error:  # other arguments, networks or metadata
         sys.exit(f"{args.run}: written by another version of this project ({error!r:.100})")
     with contextlib.suppress(ValueError):  # the checkpoint may be without its result.json
-        if runs.read_run(run_dir).diverged:
+        if runs.read_run(run_dir).status == "diverged":
             sys.exit(f"{args.run}: the run diverged, its policy is not exported")
 
     properties = {"algorithm": checkpoint["algorithm"], "step": checkpoint["step"]}

@@ -64,7 +64,7 @@ def choose_runs(args):
     for run in read_runs(args.runs):
         if run.path.is_file():
             sys.exit(f"{run.path}: a CSV file has no policies, expected run directories")
-        if run.diverged:
+        if run.status == "diverged":
             reason = "diverged"
         elif run.script.startswith("finetune") and not run.args["checkpoint"]:
             reason = "was trained from scratch, without a dataset"

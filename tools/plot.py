@@ -18,7 +18,7 @@ ten evaluations.
 
 import json
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,8 @@ from tools.runs import normalized_scores, read_runs, settings, write_csv
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+STATUS = {"finished": "", "diverged": " diverged", "running": " not finished"}
 
 
 @dataclass
@@ -52,14 +54,14 @@ def group(runs):
     """
     experiments = defaultdict(dict)
     for run in runs:
-        if not run.diverged and not any("score" in entry for entry in run.history):
+        if run.status != "diverged" and not any("score" in entry for entry in run.history):
             never = "never evaluated: no environment, or --eval-episodes 0"
             reason = never if run.history else "no evaluation yet"
             print(f"left out: {run.path} ({reason})", file=sys.stderr)
             continue
         seeds = experiments[run.script, json.dumps(settings(run), sort_keys=True)]
         other = seeds.get(run.args["seed"])
-        if other and other.returns is not None and run.returns is None:
+        if other and other.status == "finished" != run.status:
             run, other = other, run
         if other:
             reason = f"same experiment and seed as {run.path}"
@@ -82,7 +84,7 @@ def group(runs):
 
 
 def finished(runs):
-    return [run for run in runs if run.returns is not None]
+    return [run for run in runs if run.status == "finished"]
 
 
 def mean_and_stderr(runs, step=None):
@@ -150,10 +152,10 @@ def draw_panel(experiments, axes):
     for name, runs in experiments.items():
         first = runs[0]
         # A run that was stopped or that diverged would shorten the curve of the others.
-        runs = finished(runs) or [run for run in runs if not run.diverged] or runs
+        runs = finished(runs) or [run for run in runs if run.status == "running"] or runs
         steps, mean, stderr = curve(runs)
         label = name.replace(f", {first.args['env_id']}", "", 1)
-        label += "" if finished(runs) else ", diverged" if runs[0].diverged else ", not finished"
+        label += "" if finished(runs) else f",{STATUS[runs[0].status]}"
         label += f" ({len(runs)} seeds)" if len(runs) > 1 else " (1 seed)"
         (line,) = axes.plot(steps, mean, marker=".", label=label)
         axes.fill_between(steps, mean - stderr, mean + stderr, alpha=0.2, color=line.get_color())
@@ -189,10 +191,8 @@ def table(experiments):
     lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     fine_tuned = {}
     for name, runs in experiments.items():
-        done, diverged = finished(runs), sum(run.diverged for run in runs)
-        unfinished = len(runs) - len(done) - diverged
-        counts = {"": len(done), " diverged": diverged, " not finished": unfinished}
-        seeds = ", ".join(f"{count}{text}" for text, count in counts.items() if count)
+        done, counts = finished(runs), Counter(run.status for run in runs)
+        seeds = ", ".join(f"{counts[key]}{STATUS[key]}" for key in STATUS if counts[key])
         if not done:
             lines.append(f"| {name} | {seeds} | | | | |")
             continue

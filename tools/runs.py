@@ -38,9 +38,9 @@ class Run(NamedTuple):
     args: dict
     metadata: dict
     history: list  # one dict per evaluation: step and, if the agent was played, score, ...
-    returns: list | None  # of the last evaluation; None if not finished or never played
+    returns: list  # of the last evaluation; none if never played, or read from a CSV file
     steps_per_second: float
-    diverged: bool  # stopped because of non-finite losses or weights
+    status: str  # running (also if it was stopped), finished, or diverged: losses not finite
 
 
 def read_run(path):
@@ -50,16 +50,15 @@ def read_run(path):
         result = json.loads(file.read_text())
         if result["algorithm"] not in ALGORITHMS:
             raise ValueError(f"it is of {result['algorithm']}.py")
-        finished = result["status"] == "finished"
         return Run(
             Path(path),
             result["algorithm"],
             result["args"],
             result["metadata"],
             result["history"],
-            result["returns"] or None if finished else None,
+            result["returns"],
             result["steps_per_second"],
-            result["status"] == "diverged",
+            result["status"],
         )
     except (KeyError, TypeError):
         raise ValueError(f"{file}: written by another version of this project") from None
@@ -111,9 +110,7 @@ def write_csv(runs, path):
             for name in arguments.keys() & (*DATA, *defaults):
                 if name in DATA or arguments[name] == defaults[name]:
                     del arguments[name]
-            status = "running" if run.returns is None else "finished"
-            status = "diverged" if run.diverged else status
-            row = [run.script, env_id, json.dumps(arguments, sort_keys=True), seed, status]
+            row = [run.script, env_id, json.dumps(arguments, sort_keys=True), seed, run.status]
             metadata = [json.dumps(run.metadata.get(key)) for key in METADATA]
             for entry in run.history:
                 values = [entry.get(key, "") for key in EVALUATION]
@@ -122,7 +119,7 @@ def write_csv(runs, path):
 
 
 def read_csv(path):
-    """The runs of a file by write_csv. returns is then an empty list if a run is finished."""
+    """The runs of a file by write_csv."""
     runs = {}
     try:
         with open(path, newline="", encoding="utf-8") as file:
@@ -137,14 +134,12 @@ def read_csv(path):
                 if key not in runs:
                     args = default_args(*key[:2]) | json.loads(key[2]) | {"seed": int(key[3])}
                     metadata = {name: json.loads(row[name]) for name in METADATA}
-                    runs[key] = Run(Path(path), key[0], args, metadata, [], None, 0, False)
-                run, seconds = runs[key], float(row["seconds"] or "nan")  # it may be unknown
-                run.history.append(entry)
-                runs[key] = run._replace(
-                    returns=[] if row["status"] == "finished" else None,
-                    steps_per_second=entry["step"] / seconds if seconds else 0.0,
-                    diverged=row["status"] == "diverged",
-                )
+                    run = Run(Path(path), key[0], args, metadata, [], [], 0.0, row["status"])
+                    runs[key] = run
+                runs[key].history.append(entry)
+                seconds = float(row["seconds"] or "nan")  # it may be unknown
+                speed = entry["step"] / seconds if seconds else 0.0
+                runs[key] = runs[key]._replace(steps_per_second=speed)
     except (OSError, ValueError, KeyError, TypeError) as error:
         sys.exit(f"{path}: not a CSV file of tools.plot ({error!r})")
     return list(runs.values())

@@ -367,20 +367,21 @@ def write_results(jobs, runs_dir):
     """Prints the table of tools.plot and writes returns.csv."""
     from tools import plot  # takes a while: it imports Matplotlib
 
-    runs = {run.path.name: run for run in read_runs([Path(runs_dir, job.name) for job in jobs])}
-    print(f"\n{plot.table(plot.group(runs.values()))}")
+    runs = read_runs([Path(runs_dir, job.name) for job in jobs])
+    print(f"\n{plot.table(plot.group(runs))}")
+    finished = {run.path.name: run for run in plot.finished(runs)}
     swept = dict.fromkeys(name for job in jobs for name in job.arguments)
     swept |= {"checkpoint": None} if any(job.parent for job in jobs) else {}
     swept = [name for name in swept if name not in ("env_id", "seed")]
     with open(Path(runs_dir, "returns.csv"), "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["script", "env_id", *swept, "seed", "episode", "return", "score"])
-        for job, run in ((job, runs[job.name]) for job in jobs if job.name in runs):
+        for job, run in ((job, finished[job.name]) for job in jobs if job.name in finished):
             args = (job.parent.arguments if job.parent else {}) | run.args
             row = [run.script, args["env_id"], *(args.get(name) for name in swept), args["seed"]]
-            returns = run.returns or []  # none of a run that diverged or was never evaluated
-            scores = normalized_scores(returns, run.metadata)
-            writer.writerows([*row, i, returns[i], scores[i]] for i in range(len(returns)))
+            scores = normalized_scores(run.returns, run.metadata)
+            for i, pair in enumerate(zip(run.returns, scores, strict=True)):
+                writer.writerow([*row, i, *pair])
     print(f"returns of all episodes: {Path(runs_dir, 'returns.csv')}")
 
 

@@ -78,7 +78,7 @@ def draw_maze(agent, dataset, env, path, seed, num_episodes=20):
         right.plot(observations[0, 1], observations[0, 0], "o", markersize=4, color="black")
         returns.append(episode_return)
     right.set_title(f"agent: return {np.mean(returns):.0f}, mean of {num_episodes} starts")
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(figure)
     print(f"{path}: mean return of the agent {np.mean(returns):.1f}")
 

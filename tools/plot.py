@@ -196,7 +196,7 @@ def table(experiments):
         if not done:
             lines.append(f"| {name} | {seeds} | | | | |")
             continue
-        worst = min(run.history[-1].get("score_worst", np.nan) for run in done)
+        worst = np.min([run.history[-1].get("score_worst", np.nan) for run in done])
         cells = [name, seeds, "{:.1f} ± {:.1f}".format(*mean_and_stderr(done))]
         cells += ["seeds" if len(done) > 1 else "episodes", f"{worst:.1f}", paper_score(done[0])]
         lines.append(f"| {' | '.join(cells)} |")

@@ -572,10 +572,23 @@ def read_file(name, path):
     return columns, made_by, env.action_space
 
 
+class SuccessReward(gym.Wrapper, gym.utils.RecordConstructorArgs):
+    """Reward 1 for the step that solves the task, else 0: a return is a success (tools.ogbench)."""
+
+    def __init__(self, env):
+        gym.utils.RecordConstructorArgs.__init__(self)
+        gym.Wrapper.__init__(self, env)
+
+    def step(self, action):
+        obs, _, terminated, truncated, info = self.env.step(action)
+        return obs, float(info["success"]), terminated, truncated, info
+
+
 def minari_task(ids, env_spec):
     """What D4RL's tasks in Minari need besides: metadata, and arguments of the environment.
 
     They have D4RL's score references and time limits, and the goals of mazes are as in D4RL.
+    OGBench's tasks are evaluated with SuccessReward, but fine-tuned on the rewards of the dataset.
     """
     metadata, env_kwargs, first_id = {}, {}, ids.split(",")[0]
     max_steps = int(env_spec.max_episode_steps or 1000)
@@ -596,4 +609,6 @@ def minari_task(ids, env_spec):
         # Minari's evaluation map of the ant's umaze is not the map of its dataset.
         env_kwargs["eval_env"] = not env_spec.id.startswith("AntMaze_UMaze")
         metadata["goal_is_terminal"] = "Dense" not in env_spec.id
+    if str(env_spec.entry_point).startswith("ogbench."):
+        metadata["train_env_kwargs"] = {"eval_env": False}
     return metadata, env_kwargs

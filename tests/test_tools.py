@@ -197,6 +197,9 @@ def test_the_dotted_line_is_the_normalized_mean_return_of_the_dataset(monkeypatc
     run.metadata["mean_return"] = 30.0
     plot.draw({"a": [run]}, tmp_path / "a.png")
     assert lines == [50.0], "100 (30 - 20) / (40 - 20)"
+    run.metadata["train_env_kwargs"] = {"eval_env": False}
+    plot.draw({"a": [run]}, tmp_path / "a.png")
+    assert lines == [50.0], "OGBench: the dataset has other rewards than the evaluation"
 
 
 def test_the_error_is_over_seeds_and_of_one_seed_over_its_episodes():

@@ -161,7 +161,9 @@ def draw_panel(experiments, axes):
         axes.fill_between(steps, mean - stderr, mean + stderr, alpha=0.2, color=line.get_color())
         if is_online(first) and first.metadata["dataset"] and steps:  # the score before fine-tuning
             axes.axhline(mean[0], linestyle="--", color=line.get_color(), linewidth=1)
-        if first.metadata.get("mean_return") is not None:
+        # OGBench: the rewards of the dataset are not those of the evaluation
+        same_rewards = first.metadata.get("train_env_kwargs", {}).get("eval_env", True)
+        if same_rewards and first.metadata.get("mean_return") is not None:
             score = normalized_scores(first.metadata["mean_return"], first.metadata)
             behaviours[first.metadata["source"], first.metadata["dataset"]] = score
     for (source, _), score in behaviours.items():

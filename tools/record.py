@@ -50,13 +50,14 @@ def check_dataset_id(dataset_id):
         sys.exit(f"{dataset_id}: this Minari dataset exists, choose another id")
 
 
-def write_dataset(dataset_id, episodes, env, **metadata):
+def write_dataset(dataset_id, episodes, env, eval_env=None, **metadata):
     """Writes a whole dataset, or none if it is interrupted."""
+    eval_env = eval_env or env
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about missing authors and links
             minari.create_dataset_from_buffers(
-                dataset_id, episodes, env=env, eval_env=env, data_format="hdf5", **metadata
+                dataset_id, episodes, env=env, eval_env=eval_env, data_format="hdf5", **metadata
             )
     except BaseException:  # also KeyboardInterrupt
         shutil.rmtree(get_dataset_path(dataset_id), ignore_errors=True)

@@ -54,7 +54,8 @@ except ModuleNotFoundError:
 ALGORITHM = "iql"  # in checkpoints and names of runs, also if this file is renamed
 CHECKPOINT_FORMAT = 3  # a checkpoint of another format is refused
 RAW_RETURNS = {"ref_min_score": 0.0, "ref_max_score": 100.0}  # the score is then the return
-KNOWN_PACKAGES = {"gymnasium", "gymnasium_robotics", "d4rl_tasks", "ogbench"}  # may be executed
+# Entry points of environments that may be executed: classes, and OGBench's function for its mazes
+KNOWN = r"(gymnasium|gymnasium_robotics|d4rl_tasks|ogbench)(\.\w+)*:([A-Z]\w*|make_maze_env)"
 
 
 # The defaults are the paper's. Where the paper has them by task, they are in TASK_DEFAULTS.
@@ -319,11 +320,11 @@ def load_minari(ids, trust_env):
     if not metadata["ref_min_score"] < metadata["ref_max_score"]:
         raise ValueError("ref_min_score must be smaller than ref_max_score")
     try:
-        # A dataset can name any code as its environment: only known packages are executed.
+        # A dataset can name any code as its environment.
         specs = [json.loads(stored.get(key) or "{}") for key in ("env_spec", "eval_env_spec")]
-        packages = set(re.findall(r'"entry_point": "(\w+)', json.dumps(specs))) - KNOWN_PACKAGES
-        if packages and not trust_env:
-            raise ValueError(f"--trust-env executes code of {', '.join(packages)}")
+        for entry_point in re.findall(r'"entry_point": "([^"]*)', json.dumps(specs)):
+            if not trust_env and not re.fullmatch(KNOWN, entry_point):
+                raise ValueError(f"--trust-env executes {entry_point}")
         make_env = partial(datasets[0].recover_environment, **env_kwargs)
         obs_space = make_env().observation_space  # a dict has the order of the environment's keys
     except Exception as error:  # environments raise many kinds of exceptions

@@ -122,8 +122,10 @@ def test_an_environment_that_is_not_installed_is_no_obstacle(datasets, capsys):
 # --- Code that a dataset names ---
 
 
-@pytest.mark.parametrize("place", ["env_spec", "eval_env_spec", "wrapper", "escaped"])
-def test_code_of_unknown_packages_is_executed_only_with_trust_env(place, datasets, tmp_path):
+@pytest.mark.parametrize("place", ["env_spec", "eval_env_spec", "wrapper", "escaped", "make"])
+def test_code_of_unknown_packages_is_executed_only_with_trust_env(
+    place, datasets, tmp_path, monkeypatch
+):
     """The entry point of an environment can be any function, with any arguments."""
     name, witness = f"tests/evil-{place.replace('_', '-')}-v0", tmp_path / "executed"
     shutil.copytree(datasets / "mujoco/hopper/medium-v0", datasets / name)
@@ -135,6 +137,10 @@ def test_code_of_unknown_packages_is_executed_only_with_trust_env(place, dataset
         spec["additional_wrappers"] = [{"name": "Evil", **code}]
     else:
         spec |= code
+    if place == "make":  # a known package, but this function imports any module
+        (tmp_path / "evil_module.py").write_text(f"open({str(witness)!r}, 'w')")
+        monkeypatch.syspath_prepend(tmp_path)
+        spec |= {"entry_point": "gymnasium:make", "kwargs": {"id": "evil_module:Env-v0"}}
     text = json.dumps(spec)
     if place == "escaped":
         text = text.replace("subprocess", "\\u0073ubprocess")

@@ -45,7 +45,7 @@ from gymnasium.spaces import Box, flatdim
 from minari.data_collector.episode_buffer import EpisodeBuffer
 from tqdm import tqdm
 
-from td3_bc_n import KNOWN_PACKAGES, check_spaces
+from td3_bc_n import KNOWN, check_spaces
 from tools.record import check_dataset_id, write_dataset
 
 CHUNK = 20_000  # rows that are converted at a time: the file is in memory once, as float32
@@ -382,7 +382,8 @@ def main(args):
             sys.exit(f"{path}: observations and actions have {found}, in {args.env_id} {dims}")
         if env.observation_space.shape == obs.shape[1:]:  # others are flattened, as in the scripts
             space = env.observation_space
-        if set(re.findall(r'"entry_point": "(\w+)', env.spec.to_json())) - KNOWN_PACKAGES:
+        entry_points = re.findall(r'"entry_point": "([^"]*)', env.spec.to_json())
+        if not all(re.fullmatch(KNOWN, entry_point) for entry_point in entry_points):
             options = " --trust-env"
     low, high, bounds = action_bounds(path, args, actions, names["actions"], env)
     starts, stops, terminated, splits = find_episodes(path, data, names)

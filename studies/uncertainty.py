@@ -12,12 +12,10 @@ above any return (it still has a score). A cell with a diverged seed is white. N
 import math
 import sys
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise, product
 from statistics import NormalDist
 from typing import NamedTuple
 
-import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import tyro
@@ -33,18 +31,10 @@ MEASURES = {  # of random actions, by their distance to the dataset action
     "clip penalty": "",
     "Q_min": " Not all of it is distance: only some states have dataset actions far from others.",
     "Q_min minus data": " Q_min minus Q_min of the dataset action: the same states, other actions.",
-    "std without offsets": """ Std after subtracting from each critic its mean over the dataset
-actions. With independent targets, critics keep the offsets of their initial weights for long
-(time constant: studies.convergence), and std shows these first.""",
 }
-ACTIONS = ("data", "policy", "random")
+RATIO_TEXT = """Means over random actions. Equation 5 is the paper's ratio for Gaussian values. For
+N = 2 the ratio is 0.707 for all values."""
 CENTER = {"ha": "center", "va": "center"}
-RATIO_TEXT = """\
-Clip penalty over std: std and clip penalty of random actions, and the ratio for data, policy and
-random actions. Equation 5 is the paper's ratio for Gaussian values. "Gaussian samples" is measured
-on Gaussian samples of size N as on the critics, with the bias of the sample std. The values of one
-ensemble are correlated over states: a ratio between 5 % and 95 % of single samples can be chance.
-For N = 2 the ratio is always 0.707."""
 
 
 @dataclass
@@ -76,15 +66,9 @@ def final_beta(run):
 
 
 def sample_pairs(data, num_states):
-    """Dataset states, their actions, and a uniform random action each. The same for all runs.
-
-    The first three have the largest rewards: in them, values should not be near zero.
-    """
+    """Dataset states, their actions, and a uniform random action each. The same for all runs."""
     rng = np.random.default_rng(0)
     index = rng.integers(len(data.obs), size=num_states)
-    index = index[np.argsort(-data.rewards[index], kind="stable")]
-    first = np.sort(np.unique(index, return_index=True)[1])[:3]  # three different states
-    index = np.concatenate([index[first], np.delete(index, first)])
     actions = data.actions[index]
     return data.obs[index], actions, rng.uniform(-1, 1, actions.shape).astype(np.float32)
 
@@ -111,21 +95,21 @@ def measure(run, data, pairs, edges):
     _, args, agent = load_agent(run.path)
     q = ensemble_values(agent, *pairs)
     rewards = (data.rewards - agent.reward_shift.item()) * agent.reward_scale.item()
-    max_return = np.abs(rewards).max() / (1 - args.gamma)
-    if not -np.inf < q[0].mean() <= max_return:
-        tqdm.write(f"{run.path.name}: diverged, mean Q of dataset actions > {max_return:.4g}")
+    max_return = np.abs(rewards).max() / (1 - args.gamma) if args.gamma < 1 else np.inf
+    mean = q[0].mean()
+    if not np.isfinite(mean) or mean > max_return:
+        text = f"mean Q of dataset actions is {mean:.4g}, no return is above {max_return:.4g}"
+        tqdm.write(f"{run.path.name}: diverged, {text}")
         return None
-    stats = [statistics(values) for values in q]
-    without_offsets = statistics(q[2] - q[0].mean(axis=1, keepdims=True))[0]
-    measures = np.stack([*stats[2], stats[2][2] - stats[0][2], without_offsets])
+    data_stats, policy_stats, random_stats = map(statistics, q)
+    measures = np.stack([*random_stats, random_stats[2] - data_stats[2]])
     bins = np.digitize(np.linalg.norm(pairs[2] - pairs[1], axis=1), edges[1:-1])
     in_bin = [measures[:, bins == i] for i in range(len(edges) - 1)]
     empty = np.full(len(measures), np.nan)
     return {
-        "binned": np.stack([s.mean(axis=1) if s.size else empty for s in in_bin], axis=1),
-        "means": np.stack([s.mean(axis=1) for s in stats]),  # (actions, statistics)
-        "policy_q_min": stats[1][2],
-        "examples": np.stack([values[:, :3] for values in q]),  # (actions, N, states)
+        "binned": np.stack([m.mean(axis=1) if m.size else empty for m in in_bin], axis=1),
+        "means": measures.mean(axis=1),
+        "policy_q_min": policy_stats[2],
     }
 
 
@@ -134,27 +118,12 @@ def over_seeds(seeds):
     if None in seeds:
         return None
     cell = {name: np.mean([seed[name] for seed in seeds], axis=0) for name in ("binned", "means")}
-    cell["policy_q_min"] = np.concatenate([seed["policy_q_min"] for seed in seeds])
-    return cell | {"examples": seeds[0]["examples"]}
+    return cell | {"policy_q_min": np.concatenate([seed["policy_q_min"] for seed in seeds])}
 
 
 def gaussian_ratio(n):
     """Clip penalty over std of n Gaussian values by the paper's equation 5."""
     return NormalDist().inv_cdf((n - math.pi / 8) / (n - math.pi / 4 + 1))
-
-
-@cache
-def sampled_ratio(n):
-    """The same ratio measured on Gaussian samples of size n: of the means, 5 % and 95 %."""
-    std, clip_penalty, _ = statistics(np.random.default_rng(0).standard_normal((n, 100_000)))
-    return clip_penalty.mean() / std.mean(), *np.percentile(clip_penalty / std, (5, 95))
-
-
-def density(values, x):
-    """Gaussian kernel density estimate with Scott's bandwidth."""
-    width = max(values.std(ddof=1) * len(values) ** -0.2, 1e-6)
-    kernels = np.exp(-0.5 * ((x[:, None] - values) / width) ** 2)
-    return kernels.mean(axis=1) / (width * math.sqrt(2 * math.pi))
 
 
 def read_grid(args):
@@ -202,11 +171,14 @@ def panels(grid, title, ylabel, **kwargs):
     return figure, axes
 
 
-def color_scale(values, log=False):
+def color_scale(values, log=False, centered=False):
+    """norm and cmap of a heat map: viridis, or red and blue around 0."""
     finite = values[np.isfinite(values)]
-    limits = (finite.min(), finite.max()) if finite.size else (0, 1)
-    norm = LogNorm(*limits) if log and limits[0] > 0 else Normalize(*limits)
-    return {"norm": norm, "cmap": "viridis", "aspect": "auto", "origin": "lower"}
+    low, high = (finite.min(), finite.max()) if finite.size else (0, 1)
+    if centered:
+        high = max(high, -low)
+        return {"norm": Normalize(-high, high), "cmap": "RdBu_r"}
+    return {"norm": LogNorm(low, high) if log and low > 0 else Normalize(low, high)}
 
 
 def draw_scores(grid):
@@ -217,7 +189,7 @@ def draw_scores(grid):
     maps = np.reshape([np.nan if s is None else np.mean(s) for s in scores], shape)
     scale = color_scale(maps)
     for ax, t, values in zip(axes[0], grid.targets, maps, strict=True):
-        image = ax.imshow(values, **scale)
+        image = ax.imshow(values, aspect="auto", origin="lower", **scale)
         for (i, j), value in np.ndenumerate(values):
             missing = "diverged" if (t, grid.ns[i], grid.betas[j]) in grid.scores else "no run"
             text = missing if np.isnan(value) else f"{value:.0f}"
@@ -239,12 +211,13 @@ def draw_measure(grid, name):
         cells = [[grid.cells.get((t, n, b)) for b in grid.betas] for n in grid.ns]
         maps = [[cell["binned"] if cell else white for cell in column] for column in cells]
         maps = np.array(maps)[:, :, m].swapaxes(1, 2)  # (N, bins, betas)
-        scale = color_scale(maps, log=not name.startswith("Q_min"))
+        scale = color_scale(maps, log="Q_min" not in name, centered="data" in name)
         for ax, values in zip(row, maps, strict=True):
-            image = ax.imshow(values, **scale)
+            image = ax.imshow(values, aspect="auto", origin="lower", **scale)
             ax.set_yticks([i - 0.5 for i in labelled], [f"{grid.edges[i]:.1f}" for i in labelled])
         ticks = scale["norm"].inverse(np.linspace(0, 1, 5))
-        bar = figure.colorbar(image, ax=row, label=name, ticks=ticks, format="%.2g")
+        label = f"{name} (log scale)" if isinstance(scale["norm"], LogNorm) else name
+        bar = figure.colorbar(image, ax=row, label=label, ticks=ticks, format="%.2g")
         bar.minorticks_off()
     return figure
 
@@ -253,65 +226,15 @@ def draw_boxes(grid):
     title = "Q_min of policy actions (boxes: quartiles, whiskers: 5 % and 95 %)"
     figure, axes = panels(grid, title, "Q_min", sharey="row")
     style = {"whis": (5, 95), "showfliers": False, "patch_artist": True, "manage_ticks": False}
-    style |= {"boxprops": {"facecolor": "lightgray"}, "medianprops": {"color": "black"}}
-    style |= {"widths": 0.6}
+    style |= {
+        "boxprops": {"facecolor": "lightgray"},
+        "medianprops": {"color": "black"},
+        "widths": 0.6,
+    }
     for ax, (t, n) in zip(axes.flat, product(grid.targets, grid.ns), strict=True):
         for i, b in enumerate(grid.betas):
             if grid.cells.get((t, n, b)):
                 ax.boxplot(grid.cells[t, n, b]["policy_q_min"], positions=[i], **style)
-    return figure
-
-
-def density_cells(grid, t):
-    """The cells of the largest N, in the order of beta."""
-    keys = [key for key, cell in grid.cells.items() if cell and key[0] == t]
-    largest = sorted(key for key in keys if key[1] == max(key[1] for key in keys))
-    return {key: grid.cells[key] for key in largest}
-
-
-def draw_densities(grid, t):
-    cells = density_cells(grid, t)
-    title = f"Density of the ensemble's values of single state-action pairs, {TARGETS[t]}"
-    figure, axes = common.subplots(3, 3, f"{title}\n{grid.title}", width=2.8)
-    for (i, j), ax in np.ndenumerate(axes):
-        scales = [np.abs(cell["examples"][j, :, i]).mean() for cell in cells.values()]
-        curves = [cell["examples"][j, :, i] for cell in cells.values()]
-        curves = [values / scale for values, scale in zip(curves, scales, strict=True)]
-        low, high = (np.min(curves), np.max(curves)) if curves else (0, 1)
-        x = np.linspace(low - 0.3 * (high - low), high + 0.3 * (high - low), 200)
-        for k, (_, n, b) in enumerate(cells):
-            style = {"linestyle": ("-", "--", ":", "-.")[k % 4]}
-            style["color"] = plt.get_cmap("viridis")(k / len(cells))
-            label = f"N = {n}, β = {b:g}, mean |Q| {scales[k]:.2g}"
-            ax.plot(x, density(curves[k], x), **style, label=label)
-        ax.set_title(f"state {i + 1}, {ACTIONS[j]} action", fontsize="small")
-        ax.set_ylim(0, 1.9 * ax.get_ylim()[1])  # room for the legend
-        ax.locator_params(nbins=4)
-        if curves:
-            ax.legend(fontsize="xx-small", loc="upper right")
-    figure.supxlabel("Q / mean |Q| of the ensemble", fontsize="medium")
-    figure.supylabel("density", fontsize="medium")
-    return figure
-
-
-def draw_ratios(grid):
-    title = f"Clip penalty over std of random actions\n{grid.title}"
-    figure, axes = common.subplots(1, len(grid.targets), title, width=3.8, height=3, sharey=True)
-    x, sampled = np.arange(len(grid.ns)), np.transpose([sampled_ratio(n) for n in grid.ns])
-    for ax, t in zip(axes[0], grid.targets, strict=True):
-        ax.fill_between(x, *sampled[1:], color="0.9", label="90 % of single Gaussian ensembles")
-        ax.plot(x, [gaussian_ratio(n) for n in grid.ns], "k-", label="Gaussian, equation 5")
-        ax.plot(x, sampled[0], "k:", label="Gaussian, sampled")
-        for i, b in enumerate(grid.betas):
-            cells = [grid.cells.get((t, n, b)) for n in grid.ns]
-            y = [cell["means"][2, 1] / cell["means"][2, 0] if cell else np.nan for cell in cells]
-            color = plt.get_cmap("viridis")(i / len(grid.betas))
-            offset = 0.08 * (i - (len(grid.betas) - 1) / 2)
-            ax.plot(x + offset, y, "osD^vPX*"[i % 8], color=color, label=f"β = {b:g}")
-        ax.set_xticks(x, grid.ns)
-        ax.set(title=TARGETS[t], xlabel="N (number of critics)", ylabel="clip penalty / std")
-        ax.label_outer()
-    axes[0, -1].legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
@@ -340,19 +263,14 @@ def percentiles(_, cell):
     return np.percentile(cell["policy_q_min"], (5, 25, 50, 75, 95))
 
 
-def example_stds(_, cell):
-    q = cell["examples"]
-    return np.ravel(q.std(axis=1, ddof=1) / np.abs(q).mean(axis=1))
-
-
 def ratios(n, cell):
-    std, clip_penalty, _ = cell["means"].T
-    return [std[2], clip_penalty[2], *clip_penalty / std, gaussian_ratio(n), *sampled_ratio(n)]
+    std, clip_penalty, *_ = cell["means"]
+    return std, clip_penalty, clip_penalty / std, gaussian_ratio(n)
 
 
 def main(args):
-    if args.states < 3 or args.bins < 1:
-        sys.exit("states must be at least 3 and bins at least 1")
+    if args.states < 1 or args.bins < 1:
+        sys.exit("--states and --bins must be at least 1")
     grid = read_grid(args)
     sections, figures = [f"# Uncertainty of the critic ensemble: {grid.title}"], {}
 
@@ -370,16 +288,8 @@ def main(args):
         add(name.lower().replace(" ", "_"), draw_measure(grid, name), text + remark, numbers)
     numbers = cell_table(grid.cells, ["5 %", "25 %", "50 %", "75 %", "95 %"], percentiles)
     add("policy_q_min", draw_boxes(grid), "Percentiles of Q_min of policy actions.", numbers)
-    header = [f"{action} {i}" for action in ACTIONS for i in (1, 2, 3)]
-    for t in grid.targets:
-        text = (
-            "Std over the ensemble of Q / mean |Q|, in the three states with the largest rewards."
-        )
-        numbers = cell_table(density_cells(grid, t), header, example_stds)
-        add(f"density_{TARGETS[t].split()[0]}", draw_densities(grid, t), text, numbers)
-    header = ["std", "clip penalty", *(f"ratio, {action}" for action in ACTIONS)]
-    header += ["equation 5", "Gaussian samples", "5 %", "95 %"]
-    add("gaussian", draw_ratios(grid), RATIO_TEXT, cell_table(grid.cells, header, ratios))
+    numbers = cell_table(grid.cells, ["std", "clip penalty", "ratio", "equation 5"], ratios)
+    sections += ["## Clip penalty over std", RATIO_TEXT, numbers]
     common.save(args.out, "uncertainty", sections, figures)
 
 

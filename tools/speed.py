@@ -7,12 +7,7 @@
 
 All methods take turns in one process, so that other load on the machine affects all alike. Numbers
 are medians over 20 rounds, or fewer if the steps are slow (at least 3). td3_bc_n with N = 10 is
-always measured. The columns:
-
-    time       of a step; that of td3_bc_n with N = 10 is 1
-    paper      seconds and time of the paper's table, on an RTX 2080 Ti
-    GFLOP      floating-point operations of the matmuls of a step
-    matmuls    their part of the time of a step. They are recorded from a step and repeated alone.
+always measured: its time is 1. The paper's numbers are from its table, on an RTX 2080 Ti.
 
 A step samples a batch and updates the networks, with the script's own code, on random data. There
 is no evaluation. Fine-tuning scripts have the same update; they also act in the environment.
@@ -33,7 +28,6 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from d4rl_tasks import TASKS
 from tools.paper import SCRIPT_COSTS
@@ -54,35 +48,6 @@ class Args:
     compile: bool = False  # compile the losses with torch.compile
     matmul_precision: Literal["highest", "high", "medium"] = "highest"  # high: TF32 on a GPU
     json: str | None = None  # file to write the rows to, for studies.efficiency
-
-
-class Matmuls(TorchDispatchMode):
-    """Records the matmuls of the code that runs under it, and repeats them alone."""
-
-    def __init__(self):
-        super().__init__()
-        self.products, self.memory = [], {}
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        out = operation(*args, **(kwargs or {}))
-        if operation.overloadpacket.__name__ in ("mm", "bmm", "addmm", "baddbmm"):
-            self.products.append([self.blank(*x) for x in enumerate((*args[-2:], out))])
-        return out
-
-    def blank(self, role, x):
-        """A tensor with the same layout. Matmuls share them: little memory is the fastest."""
-        key = role, x.shape, x.stride()
-        if key not in self.memory:
-            size = 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
-            self.memory[key] = torch.rand(size, device=x.device).as_strided(x.shape, x.stride())
-        return self.memory[key]
-
-    def gflop(self):
-        return sum(2 * a.numel() * b.shape[-1] for a, b, _ in self.products) / 1e9
-
-    def repeat(self):
-        for a, b, out in self.products:
-            (torch.bmm if a.ndim == 3 else torch.mm)(a, b, out=out)
 
 
 def parse_method(text, task):
@@ -161,14 +126,10 @@ def measure(methods, args):
     shapes = env.observation_space.shape, env.action_space.shape, (), env.observation_space.shape
     dataset = [torch.rand(1_000_000, *shape, device=args.device) * 2 - 1 for shape in shapes]
     dataset.append((dataset[2] > 0.98).float())  # dones
-    functions, matmuls = [], []
+    functions = []
     for script, settings in methods:
         steps = make_steps(script, settings, dataset, use_graphs)
-        with Matmuls() as recorder:  # before torch.compile, which hides them
-            steps()
-        graph = script.CudaGraph if use_graphs else lambda function: function
-        functions += [graph(steps), graph(recorder.repeat)]
-        matmuls.append(recorder)
+        functions.append(script.CudaGraph(steps) if use_graphs else steps)
     if args.compile:  # not dynamic: a second N is compiled like the first
         compile_loss = partial(torch.compile, fullgraph=True, dynamic=False)
         compile_loss = partial(compile_loss, options={"fallback_random": True})
@@ -176,7 +137,6 @@ def measure(methods, args):
             for name in {"critic_loss", "actor_loss", "value_loss"} & set(vars(script)):
                 setattr(script, name, compile_loss(getattr(script, name)))
     times = time_alternately(functions, args.seconds, args.device)
-    times, alone = times[:, ::2], times[:, 1::2]
     return [
         {
             "script": script.ALGORITHM,
@@ -185,8 +145,6 @@ def measure(methods, args):
             "device": args.device,
             "steps_per_second": 2 / float(np.median(times[:, i])),
             "relative_time": float(np.median(times[:, i] / times[:, 0])),
-            "gflop_per_step": matmuls[i].gflop() / 2,
-            "matmul_share": float(np.median(alone[:, i] / times[:, i])),
         }
         for i, (script, settings) in enumerate(methods)
     ]
@@ -213,14 +171,13 @@ def main(args):
     print(f"{args.task}, {where}; {args.seconds:g} s after the warm-up\n", flush=True)
     rows = measure(list(methods.values()), args)
     header = ["script", "N", "steps/s", "s / 10,000 steps", "time"]
-    header += ["paper (RTX 2080 Ti): s / 10,000 steps", "paper: time", "GFLOP", "matmuls"]
+    header += ["paper (RTX 2080 Ti): s / 10,000 steps", "paper: time"]
     print(f"| {' | '.join(header)} |", "|---" * len(header) + "|", sep="\n")
     for row in rows:
         method, speed = (row["script"], row["num_critics"]), row["steps_per_second"]
         cells = [*method, f"{speed:.1f}", f"{10_000 / speed:.0f}", f"{row['relative_time']:.2f}"]
         paper, reference = (SCRIPT_COSTS.get(m, [None])[0] for m in (method, ("td3_bc_n", 10)))
         cells += [paper, f"{paper / reference:.2f}"] if paper else ["-", "-"]
-        cells += [f"{row['gflop_per_step']:.2f}", f"{row['matmul_share']:.2f}"]
         print(f"| {' | '.join(map(str, cells))} |")
     if args.json:
         with open(args.json, "w") as file:

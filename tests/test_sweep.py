@@ -340,18 +340,17 @@ def test_a_script_has_its_threads_and_ends_with_its_parent(tmp_path, monkeypatch
     wait_for(lambda: not Path(f"/proc/{pid}").exists())
 
 
-@pytest.mark.parametrize("error", [OSError("no locks available"), ValueError("bad result")])
-def test_an_error_of_one_run_does_not_stop_the_others(error, tmp_path, monkeypatch, capsys):
+def test_an_error_of_one_run_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
     def run_job(job, *_):
         if job.arguments["seed"] == 1:
-            raise error
+            raise OSError("no locks available")
         return "finished", "score 1"
 
     monkeypatch.setattr(sweep, "run_job", run_job)
     monkeypatch.setattr(sweep, "write_results", lambda *_: None)  # nothing was run
     assert run_sweep("td3_bc_n", "--seed", 1, 2, "--runs-dir", tmp_path) == 1
     output = capsys.readouterr().out
-    assert f"failed: td3_bc_n__tiny-maze2d-umaze-v0__seed=1 {error}" in output
+    assert "failed: td3_bc_n__tiny-maze2d-umaze-v0__seed=1 no locks available" in output
     assert "1 failed, 1 finished" in output
 
 

@@ -203,6 +203,7 @@ def test_the_actor_of_iql_learns_with_its_own_rate(run):
     assert changed == {"critics", "critics_target", "value"}
 
 
+@pytest.mark.slow
 def test_three_ways_of_running(tmp_path):
     """From the root by its path and as a module, and a copy of the file alone."""
     short = ["--gradient-steps", "2", "--eval-episodes", "0", "--batch-size", "8"]

@@ -353,6 +353,7 @@ def test_the_file_of_another_task_is_one_clear_line(d4rl_dir):
 # --- Mistakes ---
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["td3_bc_n", "finetune_sac_bc_n"])
 def test_a_script_copied_alone_trains_on_minari_datasets(script, tmp_path):
     shutil.copy(ROOT / f"{script}.py", tmp_path)

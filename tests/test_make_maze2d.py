@@ -37,6 +37,7 @@ def test_the_bundled_file_is_what_the_tool_makes(tmp_path):
         np.testing.assert_array_equal(column, again[key])
 
 
+@pytest.mark.slow
 def test_positions_and_targets_are_those_of_d4rls_file():
     """D4RL's file: 0.393 to 3.220 x 0.627 to 3.219. Without noise: 0.74 to 3.06 x 0.94 to 3.06."""
     obs, actions, timeouts, _ = make_maze2d.collect("maze2d-umaze-v1", 200_000, 5, noise=0.5)

@@ -137,6 +137,7 @@ def wait_for(condition, process, seconds=120):
         time.sleep(0.001)
 
 
+@pytest.mark.slow
 def test_killed_twice_a_run_ends_with_the_same_weights(run, tmp_path):
     """With a checkpoint after every step, most of the time is spent in writing them."""
     settings = [*arguments("td3_bc_n", 40, eval_frequency=1), "--num-critics", 6]

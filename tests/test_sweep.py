@@ -155,6 +155,7 @@ class Watch(threading.Thread):
                     self.act(pid, parent)
 
 
+@pytest.mark.slow
 @needs_ray
 def test_runs_on_ray_are_the_same_even_if_a_worker_is_killed(four_runs, tmp_path, monkeypatch):
     """Half a GPU per run: two of the four runs at a time. (Ray only counts the GPU.)"""
@@ -184,6 +185,7 @@ def test_runs_on_ray_are_the_same_even_if_a_worker_is_killed(four_runs, tmp_path
     assert "--run-name" in first and f"--resume {tmp_path / watch.acted_on}" in second
 
 
+@pytest.mark.slow
 @needs_ray
 def test_a_stopped_sweep_is_resumed_by_the_same_command(four_runs, tmp_path, capsys):
     two = [*FOUR, "--seed", "1", "--runs-dir", str(tmp_path)]
@@ -285,6 +287,7 @@ def test_returns_are_those_of_finished_runs(four_runs, tmp_path):
     assert rows == [pair for pair in scripts for _ in range(2)]
 
 
+@pytest.mark.slow
 @needs_ray
 def test_failed_and_diverged_runs_do_not_stop_the_others(tmp_path, monkeypatch, capsys):
     flags = "--gradient-steps 4 --eval-frequency 2 --env-steps 4 --learning-starts 10"
@@ -354,6 +357,7 @@ def test_an_error_of_one_run_does_not_stop_the_others(tmp_path, monkeypatch, cap
     assert "1 failed, 1 finished" in output
 
 
+@pytest.mark.slow
 @needs_ray
 def test_a_run_that_fits_on_no_machine_is_refused(tmp_path):
     import ray

@@ -124,6 +124,7 @@ def test_gradients_do_not_accumulate(script):
         assert torch.equal(first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler")
 @pytest.mark.parametrize("script", [td3_bc_n, sac_bc_n])
 def test_compiled_and_eager_updates_agree(script, monkeypatch):

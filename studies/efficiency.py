@@ -17,11 +17,12 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import tyro
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from studies import common
 from tools.paper import NAMES, SCRIPT_COSTS
 from tools.plot import finished, group, is_online, mean_and_stderr
-from tools.runs import read_runs
+from tools.runs import SCRIPTS, read_runs
 
 
 @dataclass
@@ -66,7 +67,7 @@ def method_name(run):
     is_sac_n = run.script == "sac_bc_n" and run.args["beta"] == 0
     num_critics = run.args.get("num_critics", 0)
     name = "SAC-N" if is_sac_n else NAMES[run.script]
-    return f"{name}, N = {num_critics}" if num_critics > 2 else name
+    return f"{name}, N = {num_critics}" if num_critics > 2 or run.script in SCRIPTS else name
 
 
 def best_points(points):
@@ -88,6 +89,9 @@ def draw(points):
         label += f" ({seeds} seed{'s' if seeds > 1 else ''})"
         axes[0, 0].errorbar(minutes, score, stderr, linestyle="none", label=label, **style)
     axes[0, 0].set(xscale="log", xlabel="training time (minutes)", ylabel="normalized score")
+    axes[0, 0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes[0, 0].xaxis.set_major_formatter("{x:g}")
+    axes[0, 0].xaxis.set_minor_formatter(NullFormatter())
     axes[0, 0].grid(alpha=0.3)
     axes[0, 0].legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
     return figure

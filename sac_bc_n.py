@@ -79,7 +79,7 @@ class Args:
     num_critics: int = 10  # N, size of the critic ensemble
     beta: float = 0.0025  # weight of the BC term (paper: by task)
     bc_form: Literal["mse", "ll"] = "ll"  # squared error or log-likelihood (paper: by task)
-    alpha_start: float = 1.0  # initial entropy coefficient alpha
+    alpha_start: float = 1.0  # initial entropy coefficient alpha, above 0
     independent_targets: bool = False  # use a separate target per critic (paper: by task)
     bc_inflation: float = 10.0  # factor on beta at the start of training
     bc_inflation_steps: int = 50_000  # number of steps with inflated beta

@@ -81,7 +81,7 @@ class Args:
     num_critics: int = 2  # N, size of the critic ensemble
     alpha_prime: float = 5.0  # weight of the penalty
     num_samples: int = 10  # number of uniform, next-policy and policy actions, each
-    alpha_start: float = 1.0  # initial entropy coefficient alpha
+    alpha_start: float = 1.0  # initial entropy coefficient alpha, above 0
     independent_targets: bool = False  # use a separate target per critic
     critic_init: Literal["paper", "torch"] = "torch"  # initialization of critics (authors: torch)
     # raw: r, antmaze: 4 (r - 0.5), standardize: (r - mean) / std (paper: by task)

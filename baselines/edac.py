@@ -79,7 +79,7 @@ class Args:
     # Algorithm
     num_critics: int = 10  # N, size of the critic ensemble
     eta: float = 1.0  # weight of the diversity term (paper: by dataset)
-    alpha_start: float = 1.0  # initial entropy coefficient alpha
+    alpha_start: float = 1.0  # initial entropy coefficient alpha, above 0
     independent_targets: bool = False  # use a separate target per critic
     critic_init: Literal["paper", "torch"] = "paper"  # initialization of the critics
     # raw: r, antmaze: 4 (r - 0.5), standardize: (r - mean) / std (paper: by task)

@@ -80,7 +80,7 @@ class Args:
     num_critics: int = 64  # N, size of the critic ensemble
     beta_lcb: float = -4.0  # weight of the std in the actor loss, negative (paper: by task)
     alpha_prime: float = 0.5  # weight of the penalty on policy actions (paper: by task)
-    alpha_start: float = 1.0  # initial entropy coefficient alpha
+    alpha_start: float = 1.0  # initial entropy coefficient alpha, above 0
     independent_targets: bool = True  # use a separate target per critic
     critic_init: Literal["paper", "torch"] = "paper"  # initialization of the critics
     # raw: r, antmaze: 4 (r - 0.5), standardize: (r - mean) / std (paper: by task)

@@ -129,7 +129,7 @@ def draw(experiments, path):
     options = {"figsize": size, "dpi": 120, "layout": "constrained"}
     figure, axes = plt.subplots(1, len(panels), sharey=True, **options)
     for (online, members), ax in zip(panels.items(), np.atleast_1d(axes), strict=True):
-        # Thirty curves that can be told apart
+        # Thirty curves that differ in color or line
         styles = plt.cycler(linestyle=["-", "--", ":"])
         ax.set_prop_cycle(styles * plt.rcParams["axes.prop_cycle"])
         draw_panel(members, ax)

@@ -63,7 +63,7 @@ def main(args):
         (q_0, q), error = fit(steps, values, expected)
         candidates = np.geomspace(expected / 20, expected * 20, 1_000)
         best = np.argmin([fit(steps, values, t)[1] for t in candidates])
-        best = f"{candidates[best]:,.0f}" if 0 < best < 999 and len(steps) > 2 else "-"
+        best = round(candidates[best]) if 0 < best < 999 and len(steps) > 2 else ""
         differing = common.differing([other for other in runs if other.script == run.script])
         changes = [f"{name} {settings(run)[name]}" for name in differing]
         name = ", ".join(
@@ -74,14 +74,12 @@ def main(args):
         ax.plot(x, q + (q_0 - q) * np.exp(-x / expected), "-", color=color)
         ax.plot(steps, values, "os^Dv"[i % 5], color=color, markersize=3, label=name)
         numbers = [f"{number:.3g}" for number in (values[-1], q_0, q, error)]
-        lines.append([name, f"{steps[-1]:,}", f"{expected:,.0f}", best, *numbers])
+        lines.append([name, steps[-1], round(expected), best, *numbers])
     ax.set(xlabel="gradient steps", ylabel="mean of Q_min")
     ax.grid(alpha=0.3)
     ax.legend(fontsize="x-small")
     header = ["run", "steps", "T", "T of the best fit", "last value", "Q_0", "Q", "RMS error"]
-    sections = ["# Convergence", "![convergence](convergence.png)", __doc__.split("\n\n")[2]]
-    sections.append(common.markdown_table(header, lines))
-    common.save(args.out, "convergence", sections, {"convergence.png": figure})
+    common.save(args.out, "convergence", figure, header, lines)
 
 
 if __name__ == "__main__":

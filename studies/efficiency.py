@@ -6,7 +6,7 @@
 
 Mean scores of the last evaluations of offline runs, with their standard error over seeds (one seed:
 over episodes), against the time of all gradient steps by tools.speed, which measures all methods in
-one process. Evaluation is not included. efficiency.md has all experiments, with the paper's seconds
+one process, without evaluation. efficiency.csv has all experiments, with the paper's seconds
 per 10,000 steps; efficiency.png the best one of each method and N. SAC-BC-N with beta 0 is SAC-N.
 Nothing is trained.
 """
@@ -101,12 +101,10 @@ def main(args):
     points = read_points(group(read_runs(args.runs)), read_speed(args.speed))
     lines = []
     for label, run, seeds, minutes, score, stderr in points:
-        paper = SCRIPT_COSTS.get((run.script, run.args.get("num_critics", 0)), ["-"])[0]
-        lines.append([label, seeds, f"{minutes:.1f}", f"{score:.1f} ± {stderr:.1f}", paper])
-    header = ["runs", "seeds", "minutes", "score", "paper's s / 10,000 steps"]
-    sections = ["# Efficiency", "![efficiency](efficiency.png)"]
-    sections.append(common.markdown_table(header, lines))
-    common.save(args.out, "efficiency", sections, {"efficiency.png": draw(points)})
+        paper = SCRIPT_COSTS.get((run.script, run.args.get("num_critics", 0)), [""])[0]
+        lines.append([label, seeds, f"{minutes:.1f}", f"{score:.1f}", f"{stderr:.1f}", paper])
+    header = ["runs", "seeds", "minutes", "score", "stderr", "paper: seconds per 10,000 steps"]
+    common.save(args.out, "efficiency", draw(points), header, lines)
 
 
 if __name__ == "__main__":

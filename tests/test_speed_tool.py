@@ -101,13 +101,6 @@ def test_settings_and_dimensions_are_those_of_the_task(monkeypatch):
     assert [column.shape[1:] for column in data[0]] == [(29,), (8,), (), (29,), ()]
 
 
-def test_losses_are_compiled_once(monkeypatch):
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda loss, **_: compiled.append(loss.__name__) or loss)
-    speed.measure(parse("iql", "iql:3", "bc"), speed.Args(seconds=0.01, compile=True))
-    assert sorted(compiled) == ["actor_loss", "actor_loss", "critic_loss", "value_loss"]
-
-
 METHODS = ("sac", "finetune_td3_bc_n", "edac:0", "edac:", "edac:2.5", "bc:2")
 MISTAKES = [({"methods": ("cql", method)}, f"{method}: expected SCRIPT or") for method in METHODS]
 MISTAKES += [
@@ -115,7 +108,6 @@ MISTAKES += [
     ({"task": "ant"}, "--task ant: expected one of hopper-random-v2"),
     ({"seconds": float("nan")}, "--seconds nan: expected a positive number"),
     ({"json": "nowhere/speed.json"}, "--json nowhere/speed.json: cannot be written"),
-    ({"json": str(ROOT)}, "cannot be written"),
 ]
 
 

@@ -10,7 +10,8 @@ are medians over 20 rounds, or fewer if the steps are slow (at least 3). td3_bc_
 always measured: its time is 1. The paper's numbers are from its table, on an RTX 2080 Ti.
 
 A step samples a batch and updates the networks, with the script's own code, on random data. There
-is no evaluation. Fine-tuning scripts have the same update; they also act in the environment.
+is no evaluation. Fine-tuning scripts have the same update; they also act in the environment. What
+--compile gives is in charts/SPS of a run.
 """
 
 import ctypes
@@ -22,6 +23,7 @@ import sys
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import gymnasium as gym
@@ -45,7 +47,6 @@ class Args:
     device: Literal["cpu", "cuda"] = "cpu"  # device to measure on
     seconds: float = 60.0  # time for all methods together, after the warm-up
     cudagraphs: bool = True  # capture the train step in a CUDA graph
-    compile: bool = False  # compile the losses with torch.compile
     matmul_precision: Literal["highest", "high", "medium"] = "highest"  # high: TF32 on a GPU
     json: str | None = None  # file to write the rows to, for studies.efficiency
 
@@ -130,12 +131,6 @@ def measure(methods, args):
     for script, settings in methods:
         steps = make_steps(script, settings, dataset, use_graphs)
         functions.append(script.CudaGraph(steps) if use_graphs else steps)
-    if args.compile:  # not dynamic: a second N is compiled like the first
-        compile_loss = partial(torch.compile, fullgraph=True, dynamic=False)
-        compile_loss = partial(compile_loss, options={"fallback_random": True})
-        for script in {script for script, _ in methods}:
-            for name in {"critic_loss", "actor_loss", "value_loss"} & set(vars(script)):
-                setattr(script, name, compile_loss(getattr(script, name)))
     times = time_alternately(functions, args.seconds, args.device)
     return [
         {
@@ -161,11 +156,8 @@ def main(args):
     for text in (REFERENCE, *args.methods):
         script, settings = parse_method(text, args.task)
         methods[script, getattr(settings, "num_critics", 0)] = script, settings
-    try:
-        if args.json:
-            open(args.json, "a").close()
-    except OSError as error:
-        sys.exit(f"--json {args.json}: cannot be written ({error.strerror})")
+    if args.json and not Path(args.json).parent.is_dir():
+        sys.exit(f"--json {args.json}: cannot be written, there is no such directory")
 
     where = f"{args.device}, CPU threads: {torch.get_num_threads()}, torch {torch.__version__}"
     print(f"{args.task}, {where}; {args.seconds:g} s after the warm-up\n", flush=True)
@@ -180,8 +172,7 @@ def main(args):
         cells += [paper, f"{paper / reference:.2f}"] if paper else ["-", "-"]
         print(f"| {' | '.join(map(str, cells))} |")
     if args.json:
-        with open(args.json, "w") as file:
-            json.dump(rows, file, indent=2)
+        Path(args.json).write_text(json.dumps(rows, indent=2))
 
 
 if __name__ == "__main__":

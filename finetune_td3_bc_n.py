@@ -56,9 +56,9 @@ except ModuleNotFoundError:
 
 ALGORITHM = "finetune_td3_bc_n"  # in checkpoints and names of runs, also if this file is renamed
 CHECKPOINT_FORMAT = 3  # a checkpoint of another format is refused
-RAW_RETURNS = {"ref_min_score": 0.0, "ref_max_score": 100.0}  # the score is then the return
+DEFAULT_REFERENCES = {"ref_min_score": 0.0, "ref_max_score": 100.0}  # the score is then the return
 # Entry points of environments that may be executed: classes, and OGBench's function for its mazes
-KNOWN = r"(gymnasium|gymnasium_robotics|d4rl_tasks|ogbench)(\.\w+)*:([A-Z]\w*|make_maze_env)"
+TRUSTED = r"(gymnasium|gymnasium_robotics|d4rl_tasks|ogbench)(\.\w+)*:([A-Z]\w*|make_maze_env)"
 
 
 # The defaults are the paper's. Where the paper has them by task, they are in TASK_DEFAULTS.
@@ -101,7 +101,8 @@ class Args:
     log_frequency: int = 1_000  # steps between log entries
 
 
-# The paper's hyperparameters by task. beta_start and INHERITED come from the offline run.
+# The paper's hyperparameters by task. INHERITED and, except for maze2d-umaze, beta_start come from
+# the offline run.
 TINY = dict(env_steps=20_000, eval_frequency=2_500, eval_episodes=20)
 TASK_DEFAULTS = {
     "halfcheetah": dict(beta_end=1e-12),
@@ -113,11 +114,8 @@ TASK_DEFAULTS = {
     "antmaze-umaze": dict(beta_end=0.1, eval_episodes=100),
     "antmaze-medium": dict(beta_end=0.01, eval_episodes=100),
     "antmaze-large": dict(beta_end=0.005, eval_episodes=100),
-    **{
-        task: dict(beta_end=2.0, eval_episodes=100)
-        for task in ("pen", "hammer", "door", "relocate")
-    },
-    "tiny-maze2d-umaze": dict(beta_start=0.2, beta_end=0.02, **TINY),
+    **{key: dict(beta_end=2.0, eval_episodes=100) for key in ("pen", "hammer", "door", "relocate")},
+    "tiny-maze2d-umaze": dict(beta_end=0.02, **TINY),
 }
 INHERITED = ("seed", "num_critics", "independent_targets", "critic_init")
 INHERITED += ("batch_size", "learning_rate", "gamma", "tau")
@@ -298,7 +296,7 @@ def load_data(env_id, trust_env=False):
             data, metadata = d4rl_tasks.load(env_id, path)
             data = data.values()
             make_env = partial(gym.make, gym.spec(env_id))  # by its spec, without a warning
-        else:
+        else:  # no download works (find has warned), and Minari has a similar dataset
             data, metadata, make_env = load_minari(d4rl_tasks.TASKS[env_id].minari, trust_env)
     except Exception as error:  # of Minari, HDF5 and the download clients
         sys.exit(f"{env_id}: cannot be loaded ({error!r:.500})")
@@ -322,9 +320,9 @@ def wrap_env(env):
 
 def check_spaces(obs_space, action_space):
     """Raises ValueError if the agent cannot have them. Returns their metadata."""
-    box, is_dict = gym.spaces.Box, isinstance(obs_space, gym.spaces.Dict)
-    keys = list(obs_space) if is_dict else []
-    for part in [obs_space[key] for key in keys] if is_dict else [obs_space]:
+    box = gym.spaces.Box
+    keys = list(obs_space) if isinstance(obs_space, gym.spaces.Dict) else []
+    for part in [obs_space[key] for key in keys] or [obs_space]:
         if not isinstance(part, box) or part.dtype == np.uint8 or len(part.shape) > 2:
             raise ValueError(f"observations must be vectors (Box, or a Dict of Box), not {part}")
     is_vector = isinstance(action_space, box) and len(action_space.shape) == 1
@@ -347,7 +345,7 @@ def load_minari(ids, trust_env):
 
     stored = datasets[0].storage.metadata
     metadata = {"dataset": ids, "source": "minari", "comparable_with_paper": False}
-    metadata |= {key: stored.get(key, default) for key, default in RAW_RETURNS.items()}
+    metadata |= {key: stored.get(key, default) for key, default in DEFAULT_REFERENCES.items()}
     metadata["environment"] = env_spec.id if env_spec else None
     env_kwargs = {"eval_env": True}
     if env_spec is not None:
@@ -360,10 +358,10 @@ def load_minari(ids, trust_env):
     if not metadata["ref_min_score"] < metadata["ref_max_score"]:
         raise ValueError("ref_min_score must be smaller than ref_max_score")
     try:
-        # A dataset can name any code as its environment.
+        # A dataset can name any code as its environment, also in wrappers: search the whole spec.
         specs = [json.loads(stored.get(key) or "{}") for key in ("env_spec", "eval_env_spec")]
         for entry_point in re.findall(r'"entry_point": "([^"]*)', json.dumps(specs)):
-            if not trust_env and not re.fullmatch(KNOWN, entry_point):
+            if not trust_env and not re.fullmatch(TRUSTED, entry_point):
                 raise ValueError(f"--trust-env executes {entry_point}")
         make_env = partial(datasets[0].recover_environment, **env_kwargs)
         obs_space = make_env().observation_space  # a dict has the order of the environment's keys
@@ -399,7 +397,7 @@ def load_env(env_id):
     except Exception as error:  # gym.make raises many kinds of exceptions
         sys.exit(f"{env_id}: not an environment to train in ({error})")
     metadata |= {"dataset": None, "source": None, "transitions": 0, "environment": env.spec.id}
-    metadata |= RAW_RETURNS
+    metadata |= DEFAULT_REFERENCES
     if d4rl_tasks is not None and env.spec.id in d4rl_tasks.TASKS:
         metadata |= d4rl_tasks.env_metadata(env.spec.id)
     obs, action = wrap_env(env).observation_space.shape, env.action_space.shape
@@ -409,7 +407,7 @@ def load_env(env_id):
 
 
 def evaluate(agent, envs, num_episodes, seed, metadata):
-    """Plays exactly num_episodes episodes with their own seeds, len(envs) at a time, if any."""
+    """Plays num_episodes episodes, each with its own seed, len(envs) at a time."""
     if not envs:
         return {}, []
     seeds = np.random.SeedSequence(seed).generate_state(num_episodes).tolist()
@@ -486,7 +484,7 @@ def parse_args():
     for name, value in vars(args).items():
         low = 0 if isinstance(value, float) or name in may_be_zero else 1
         high = 1 if name in ("gamma", "tau") else 2**32
-        if type(value) in (int, float) and not low <= value <= high:  # bool is not int; nan fails
+        if type(value) in (int, float) and not low <= value <= high:  # not bool; nan fails
             sys.exit(f"{name} must be from {low} to {high}, not {value}")
         if args.resume and value != defaults[name] and name not in may_change:
             sys.exit(f"{name} cannot change from {defaults[name]} to {value} when a run is resumed")
@@ -539,11 +537,9 @@ def restore_checkpoint(checkpoint, agent, optimizers):
 
 
 def write_result(run_dir, state, status, **more):
-    """result.json is all that the tools need: running, finished or diverged, and the scores."""
-    keys = ("step", "steps_per_second", "args", "metadata", "returns", "history")
+    """Writes result.json for the tools: status (running, finished, diverged) and all scores."""
     last = state["history"][-1] if state["history"] else {}
-    result = {"algorithm": ALGORITHM, "status": status, **more, **last}
-    result |= {key: state[key] for key in keys}
+    result = {"algorithm": ALGORITHM, "status": status, **more, **last, **state}
     (run_dir / "result.tmp").write_text(json.dumps(result, indent=2))
     os.replace(run_dir / "result.tmp", run_dir / "result.json")
 
@@ -593,8 +589,7 @@ if __name__ == "__main__":
         dataset, metadata, make_env = load_env(args.env_id)
     if make_env is None:
         sys.exit(f"{args.env_id}: fine-tuning needs the environment")
-    has_env = args.eval_episodes > 0
-    envs = [make_env() for _ in range(10)] if has_env else []  # for ten episodes at a time
+    envs = [make_env() for _ in range(10)] if make_env and args.eval_episodes else []
     agent = Agent(dataset.obs.shape[1], dataset.actions.shape[1], args)
     agent.to(device)
     adam = partial(torch.optim.Adam, lr=args.learning_rate, fused=True, capturable=use_graphs)
@@ -609,9 +604,8 @@ if __name__ == "__main__":
             sys.exit(f"{key} is {metadata[key]}, in the checkpoint {checkpoint['metadata'][key]}")
     if args.resume:
         restore_checkpoint(checkpoint, agent, optimizers)
-        state |= {
-            key: checkpoint[key] for key in ("step", "history", "returns", "steps_per_second")
-        }
+        for key in ("step", "history", "returns", "steps_per_second"):
+            state[key] = checkpoint[key]
         buffer.add(Transitions(*checkpoint["buffer"]))
         if not checkpoint["episode_ended"]:
             print("the run was stopped within an episode: a new episode begins")
@@ -664,12 +658,15 @@ if __name__ == "__main__":
 
     # --- Training loop ---
     signals = []  # on one of these signals, the loop finishes its step, saves and stops
-    for signal_name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):  # Windows: no SIGHUP
-        signal.signal(getattr(signal, signal_name), lambda signum, _: signals.append(signum))
+    for name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):  # Windows: no SIGHUP
+        if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(getattr(signal, name), lambda signum, _: signals.append(signum))
     # Steps up to 0 have no update: they fill the buffer. Step 0 is the evaluation before training.
-    first_update, start_time = max(start_step, 0) + 1, time.monotonic()
-    metrics, save_due, episode_return, episode_length = {}, False, 0.0, 0
-    env = make_env(**metadata.get("train_env_kwargs", {}))  # antmaze: {"fixed_goal": True}
+    first_update = max(start_step, 0) + 1
+    start_time = time.monotonic()
+    metrics, save_due = {}, False
+    episode_return, episode_length = 0.0, 0
+    env = make_env(**metadata.get("train_env_kwargs", {}))  # as {"fixed_goal": True} in antmaze
     env.reset(seed=args.seed)  # in antmaze, this draws the goal of all training episodes
     env_seed = 10_000_000 * args.seed + args.learning_starts  # plus the step: seed of an episode
     obs, _ = env.reset(seed=env_seed + start_step)
@@ -683,7 +680,7 @@ if __name__ == "__main__":
                 noise = args.exploration_noise * torch.randn_like(action)
                 action = (action + noise).clamp(-1, 1).cpu()
         next_obs, reward, terminated, truncated, _ = env.step(action.numpy())
-        # In Minari's mazes, the dataset goes on at a goal, and the loader has made it a done.
+        # Minari's mazes go on at a goal; as in load_minari, it is a done.
         done = terminated or (reward > 0 and metadata.get("goal_is_terminal", False))
         transition = Transitions(obs, action, reward, next_obs, done)
         buffer.add(agent.preprocess(Transitions(*(np.asarray(x)[None] for x in transition))))
@@ -740,10 +737,8 @@ if __name__ == "__main__":
         if saving or evaluation_due:
             write_result(run_dir, state, "running")
         if evaluation_due:  # print after saving: it fails if nobody reads the output any more
-            score = "no score"
-            if scores:
-                score = f"score {scores['score']:.1f} +/- {scores['score_stderr']:.1f}"
-            tqdm.write(f"step {step:,}: {score}, {sps:.0f} steps/s")
+            score = "score {score:.1f} +/- {score_stderr:.1f}" if scores else "no score"
+            tqdm.write(f"step {step:,}: {score.format(**scores)}, {sps:.0f} steps/s")
         if stopping and step < args.env_steps:
             print(f'stopped at step {step}, resume: python "{sys.argv[0]}" --resume "{run_dir}"')
             sys.exit(128 + signals[0])

@@ -54,9 +54,9 @@ except ModuleNotFoundError:
 
 ALGORITHM = "td3_bc"  # in checkpoints and names of runs, also if this file is renamed
 CHECKPOINT_FORMAT = 3  # a checkpoint of another format is refused
-RAW_RETURNS = {"ref_min_score": 0.0, "ref_max_score": 100.0}  # the score is then the return
+DEFAULT_REFERENCES = {"ref_min_score": 0.0, "ref_max_score": 100.0}  # the score is then the return
 # Entry points of environments that may be executed: classes, and OGBench's function for its mazes
-KNOWN = r"(gymnasium|gymnasium_robotics|d4rl_tasks|ogbench)(\.\w+)*:([A-Z]\w*|make_maze_env)"
+TRUSTED = r"(gymnasium|gymnasium_robotics|d4rl_tasks|ogbench)(\.\w+)*:([A-Z]\w*|make_maze_env)"
 
 
 # The defaults are the paper's. Where the paper has them by task, they are in TASK_DEFAULTS.
@@ -246,7 +246,7 @@ def load_data(env_id, trust_env=False):
             data, metadata = d4rl_tasks.load(env_id, path)
             data = data.values()
             make_env = partial(gym.make, gym.spec(env_id))  # by its spec, without a warning
-        else:
+        else:  # no download works (find has warned), and Minari has a similar dataset
             data, metadata, make_env = load_minari(d4rl_tasks.TASKS[env_id].minari, trust_env)
     except Exception as error:  # of Minari, HDF5 and the download clients
         sys.exit(f"{env_id}: cannot be loaded ({error!r:.500})")
@@ -270,9 +270,9 @@ def wrap_env(env):
 
 def check_spaces(obs_space, action_space):
     """Raises ValueError if the agent cannot have them. Returns their metadata."""
-    box, is_dict = gym.spaces.Box, isinstance(obs_space, gym.spaces.Dict)
-    keys = list(obs_space) if is_dict else []
-    for part in [obs_space[key] for key in keys] if is_dict else [obs_space]:
+    box = gym.spaces.Box
+    keys = list(obs_space) if isinstance(obs_space, gym.spaces.Dict) else []
+    for part in [obs_space[key] for key in keys] or [obs_space]:
         if not isinstance(part, box) or part.dtype == np.uint8 or len(part.shape) > 2:
             raise ValueError(f"observations must be vectors (Box, or a Dict of Box), not {part}")
     is_vector = isinstance(action_space, box) and len(action_space.shape) == 1
@@ -295,7 +295,7 @@ def load_minari(ids, trust_env):
 
     stored = datasets[0].storage.metadata
     metadata = {"dataset": ids, "source": "minari", "comparable_with_paper": False}
-    metadata |= {key: stored.get(key, default) for key, default in RAW_RETURNS.items()}
+    metadata |= {key: stored.get(key, default) for key, default in DEFAULT_REFERENCES.items()}
     metadata["environment"] = env_spec.id if env_spec else None
     env_kwargs = {"eval_env": True}
     if env_spec is not None:
@@ -308,10 +308,10 @@ def load_minari(ids, trust_env):
     if not metadata["ref_min_score"] < metadata["ref_max_score"]:
         raise ValueError("ref_min_score must be smaller than ref_max_score")
     try:
-        # A dataset can name any code as its environment.
+        # A dataset can name any code as its environment, also in wrappers: search the whole spec.
         specs = [json.loads(stored.get(key) or "{}") for key in ("env_spec", "eval_env_spec")]
         for entry_point in re.findall(r'"entry_point": "([^"]*)', json.dumps(specs)):
-            if not trust_env and not re.fullmatch(KNOWN, entry_point):
+            if not trust_env and not re.fullmatch(TRUSTED, entry_point):
                 raise ValueError(f"--trust-env executes {entry_point}")
         make_env = partial(datasets[0].recover_environment, **env_kwargs)
         obs_space = make_env().observation_space  # a dict has the order of the environment's keys
@@ -352,7 +352,7 @@ def set_statistics(agent, dataset, args):
 
 
 def evaluate(agent, envs, num_episodes, seed, metadata):
-    """Plays exactly num_episodes episodes with their own seeds, len(envs) at a time, if any."""
+    """Plays num_episodes episodes, each with its own seed, len(envs) at a time."""
     if not envs:
         return {}, []
     seeds = np.random.SeedSequence(seed).generate_state(num_episodes).tolist()
@@ -423,7 +423,7 @@ def parse_args():
     for name, value in vars(args).items():
         low = 0 if isinstance(value, float) or name in may_be_zero else 1
         high = 1 if name in ("gamma", "tau") else 2**32
-        if type(value) in (int, float) and not low <= value <= high:  # bool is not int; nan fails
+        if type(value) in (int, float) and not low <= value <= high:  # not bool; nan fails
             sys.exit(f"{name} must be from {low} to {high}, not {value}")
         if args.resume and value != defaults[name] and name not in may_change:
             sys.exit(f"{name} cannot change from {defaults[name]} to {value} when a run is resumed")
@@ -472,11 +472,9 @@ def restore_checkpoint(checkpoint, agent, optimizers):
 
 
 def write_result(run_dir, state, status, **more):
-    """result.json is all that the tools need: running, finished or diverged, and the scores."""
-    keys = ("step", "steps_per_second", "args", "metadata", "returns", "history")
+    """Writes result.json for the tools: status (running, finished, diverged) and all scores."""
     last = state["history"][-1] if state["history"] else {}
-    result = {"algorithm": ALGORITHM, "status": status, **more, **last}
-    result |= {key: state[key] for key in keys}
+    result = {"algorithm": ALGORITHM, "status": status, **more, **last, **state}
     (run_dir / "result.tmp").write_text(json.dumps(result, indent=2))
     os.replace(run_dir / "result.tmp", run_dir / "result.json")
 
@@ -521,8 +519,7 @@ if __name__ == "__main__":
 
     # --- Dataset, agent, optimizers ---
     dataset, metadata, make_env = load_data(args.env_id, args.trust_env)
-    has_env = make_env is not None and args.eval_episodes > 0
-    envs = [make_env() for _ in range(10)] if has_env else []  # for ten episodes at a time
+    envs = [make_env() for _ in range(10)] if make_env and args.eval_episodes else []
     agent = Agent(dataset.obs.shape[1], dataset.actions.shape[1], args)
     set_statistics(agent, dataset, args)
     agent.to(device)
@@ -536,9 +533,8 @@ if __name__ == "__main__":
             sys.exit(f"{key} is {metadata[key]}, in the checkpoint {checkpoint['metadata'][key]}")
     if args.resume:
         restore_checkpoint(checkpoint, agent, optimizers)
-        state |= {
-            key: checkpoint[key] for key in ("step", "history", "returns", "steps_per_second")
-        }
+        for key in ("step", "history", "returns", "steps_per_second"):
+            state[key] = checkpoint[key]
     start_step = state["step"]
 
     # --- Run directory and logging ---
@@ -564,7 +560,7 @@ if __name__ == "__main__":
         wandb.init(config=vars(args), name=run_dir.name, sync_tensorboard=True)
     writer = SummaryWriter(run_dir, purge_step=start_step + 1)
     config = vars(args) | metadata | {"device": str(device), "run": str(run_dir)}
-    rate = args.tau * (1 - args.gamma) / args.policy_frequency  # of convergence of the values
+    rate = args.tau * (1 - args.gamma) / args.policy_frequency  # 1 / time constant of the values
     config["convergence"] = f"{1 - math.exp(-rate * args.gradient_steps):.0%} at the last step"
     print(*(f"{key}: {value}" for key, value in config.items()), sep="\n")
     rows = "\n".join(f"|{key}|{value}|" for key, value in config.items())
@@ -585,8 +581,9 @@ if __name__ == "__main__":
 
     # --- Training loop ---
     signals = []  # on one of these signals, the loop finishes its step, saves and stops
-    for signal_name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):  # Windows: no SIGHUP
-        signal.signal(getattr(signal, signal_name), lambda signum, _: signals.append(signum))
+    for name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):  # Windows: no SIGHUP
+        if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(getattr(signal, name), lambda signum, _: signals.append(signum))
     start_time = time.monotonic()
     for step in tqdm(range(start_step + 1, args.gradient_steps + 1), disable=None):
         update_actor = step % args.policy_frequency == 0
@@ -621,17 +618,15 @@ if __name__ == "__main__":
             save_checkpoint(run_dir / "checkpoint.pt", agent, optimizers, state)
             write_result(run_dir, state, "running")
         if evaluation_due:  # print after saving: it fails if nobody reads the output any more
-            score = "no score"
-            if scores:
-                score = f"score {scores['score']:.1f} +/- {scores['score_stderr']:.1f}"
-            tqdm.write(f"step {step:,}: {score}, {sps:.0f} steps/s")
+            score = "score {score:.1f} +/- {score_stderr:.1f}" if scores else "no score"
+            tqdm.write(f"step {step:,}: {score.format(**scores)}, {sps:.0f} steps/s")
         if stopping and step < args.gradient_steps:
             print(f'stopped at step {step}, resume: python "{sys.argv[0]}" --resume "{run_dir}"')
             sys.exit(128 + signals[0])
 
     writer.close()
     write_result(run_dir, state, "finished")  # also if a finished run is resumed
-    if has_env:
+    if envs:
         print(f"results in {run_dir}")
     else:
         print(f'results in {run_dir}, estimate its return: python -m tools.fqe "{run_dir}"')

@@ -26,6 +26,9 @@ from minari.data_collector.episode_buffer import EpisodeBuffer
 
 import d4rl_tasks
 
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) == signal.SIG_IGN:  # pytest was started by nohup, or with &
+        signal.signal(_number, signal.SIG_DFL)
 ROOT = Path(__file__).parent.parent
 gym.register_envs(gymnasium_robotics)
 d4rl_tasks.BASE_URL = "http://127.0.0.1:9/"  # no test downloads from D4RL

@@ -92,6 +92,8 @@ def test_fine_tuning_inherits_the_algorithm_of_the_offline_run(monkeypatch, tmp_
     assert (args.batch_size, args.learning_rate, args.tau) == (8, 0.1, 0.1)
     assert (args.critic_init, args.independent_targets, args.policy_noise) == ("torch", True, 0.3)
     assert parse(finetune_td3_bc_n, monkeypatch, "--checkpoint", path, "--seed", 2).seed == 2
+    path = offline_checkpoint(td3_bc_n, tmp_path / "tiny.pt", monkeypatch, "--beta", 0.7)
+    assert parse(finetune_td3_bc_n, monkeypatch, "--checkpoint", path).beta_start == 0.7
 
 
 def test_from_scratch_is_without_behavioural_cloning(monkeypatch):

@@ -75,17 +75,22 @@ def test_a_dataset_without_environment_trains_and_says_so(script, run):
     assert "charts/score" not in values
 
 
-def test_without_environment_a_stopped_run_is_resumed_exactly(run, monkeypatch):
-    whole = run("td3_bc_n", "--env-id", "robot/log-v0", *SHORT)[1]
+def hang_up(monkeypatch):
+    """SIGHUP during the training, as when an ssh connection ends."""
     forward, calls = torch.nn.Sequential.forward, []
 
     def spy(self, *inputs):
         calls.append(0)
         if len(calls) == 6:
-            os.kill(os.getpid(), signal.SIGHUP)  # as when an ssh connection ends
+            os.kill(os.getpid(), signal.SIGHUP)
         return forward(self, *inputs)
 
     monkeypatch.setattr(torch.nn.Sequential, "forward", spy)
+
+
+def test_without_environment_a_stopped_run_is_resumed_exactly(run, monkeypatch):
+    whole = run("td3_bc_n", "--env-id", "robot/log-v0", *SHORT)[1]
+    hang_up(monkeypatch)
     process, stopped = run("td3_bc_n", "--env-id", "robot/log-v0", *SHORT, check=False)
     assert process.returncode == 128 + signal.SIGHUP and "--resume" in process.stdout
     assert json.loads((stopped / "result.json").read_text())["status"] == "running"
@@ -93,6 +98,16 @@ def test_without_environment_a_stopped_run_is_resumed_exactly(run, monkeypatch):
     one, other = (torch.load(d / "checkpoint.pt", weights_only=True) for d in (whole, stopped))
     assert other["step"] == 6
     assert all(torch.equal(value, other["agent"][key]) for key, value in one["agent"].items())
+
+
+def test_under_nohup_a_run_goes_on_when_the_terminal_closes(run, monkeypatch):
+    hang_up(monkeypatch)
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        run_dir = run("td3_bc_n", "--env-id", "robot/log-v0", *SHORT)[1]
+    finally:
+        signal.signal(signal.SIGHUP, handler)
+    assert json.loads((run_dir / "result.json").read_text())["status"] == "finished"
 
 
 def test_eval_episodes_0_never_plays(run, monkeypatch):

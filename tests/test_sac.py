@@ -8,6 +8,8 @@ import torch
 from reference import make_optimizers, separate_critics
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
+import sac_bc_n
+from baselines import cql, edac, msg
 from sac_bc_n import (
     Actor,
     Agent,
@@ -31,6 +33,13 @@ def agent():
     for parameter in agent.critics_target.parameters():  # targets that differ from the critics
         parameter.add_(0.05 * torch.randn_like(parameter))
     return agent
+
+
+@pytest.mark.parametrize("script", [sac_bc_n, edac, msg, cql])
+def test_alpha_starts_where_it_is_told_and_0_is_finite(script):
+    for start in (0.0, 0.05, 1.0):
+        log_alpha = script.Agent(S, A, script.Args(alpha_start=start)).log_alpha
+        assert log_alpha.isfinite() and log_alpha.exp().item() == pytest.approx(start, abs=2e-8)
 
 
 @pytest.fixture

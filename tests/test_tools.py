@@ -200,6 +200,9 @@ def test_the_dotted_line_is_the_normalized_mean_return_of_the_dataset(monkeypatc
     run.metadata["train_env_kwargs"] = {"eval_env": False}
     plot.draw({"a": [run]}, tmp_path / "a.png")
     assert lines == [50.0], "OGBench: the dataset has other rewards than the evaluation"
+    runs.write_csv([run], tmp_path / "a.csv")
+    plot.draw({"a": runs.read_csv(tmp_path / "a.csv")}, tmp_path / "a.png")
+    assert lines == [50.0], "also if it is read from a CSV file"
 
 
 def test_the_error_is_over_seeds_and_of_one_seed_over_its_episodes():

@@ -45,7 +45,7 @@ from gymnasium.spaces import Box, flatdim
 from minari.data_collector.episode_buffer import EpisodeBuffer
 from tqdm import tqdm
 
-from td3_bc_n import KNOWN, check_spaces
+from td3_bc_n import TRUSTED, check_spaces
 from tools.record import check_dataset_id, write_dataset
 
 CHUNK = 20_000  # rows that are converted at a time: the file is in memory once, as float32
@@ -383,7 +383,7 @@ def main(args):
         if env.observation_space.shape == obs.shape[1:]:  # others are flattened, as in the scripts
             space = env.observation_space
         entry_points = re.findall(r'"entry_point": "([^"]*)', env.spec.to_json())
-        if not all(re.fullmatch(KNOWN, entry_point) for entry_point in entry_points):
+        if not all(re.fullmatch(TRUSTED, entry_point) for entry_point in entry_points):
             options = " --trust-env"
     low, high, bounds = action_bounds(path, args, actions, names["actions"], env)
     starts, stops, terminated, splits = find_episodes(path, data, names)
@@ -416,5 +416,6 @@ def main(args):
 if __name__ == "__main__":
     for name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):  # Windows has no SIGHUP
         # An exception, so that an incomplete dataset is deleted
-        signal.signal(getattr(signal, name), lambda signum, _: sys.exit(128 + signum))
+        if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(getattr(signal, name), lambda signum, _: sys.exit(128 + signum))
     main(tyro.cli(Args, description=__doc__))

@@ -259,5 +259,6 @@ def main(args):
 if __name__ == "__main__":
     for name in {"SIGINT", "SIGTERM", "SIGHUP"} & set(dir(signal)):  # Windows has no SIGHUP
         # An exception, so that incomplete datasets are deleted
-        signal.signal(getattr(signal, name), lambda signum, _: sys.exit(128 + signum))
+        if signal.getsignal(getattr(signal, name)) != signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(getattr(signal, name), lambda signum, _: sys.exit(128 + signum))
     main(tyro.cli(Args, description=__doc__))

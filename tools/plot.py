@@ -27,7 +27,7 @@ import numpy as np
 import tyro
 
 from tools import paper
-from tools.runs import normalized_scores, read_runs, settings, write_csv
+from tools.runs import dataset_return, normalized_scores, read_runs, settings, write_csv
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -61,7 +61,7 @@ def group(runs):
             continue
         seeds = experiments[run.script, json.dumps(settings(run), sort_keys=True)]
         other = seeds.get(run.args["seed"])
-        if other and other.status == "finished" != run.status:
+        if other and other.status == "finished" and run.status != "finished":
             run, other = other, run
         if other:
             reason = f"same experiment and seed as {run.path}"
@@ -161,10 +161,8 @@ def draw_panel(experiments, axes):
         axes.fill_between(steps, mean - stderr, mean + stderr, alpha=0.2, color=line.get_color())
         if is_online(first) and first.metadata["dataset"] and steps:  # the score before fine-tuning
             axes.axhline(mean[0], linestyle="--", color=line.get_color(), linewidth=1)
-        # OGBench: the rewards of the dataset are not those of the evaluation
-        same_rewards = first.metadata.get("train_env_kwargs", {}).get("eval_env", True)
-        if same_rewards and first.metadata.get("mean_return") is not None:
-            score = normalized_scores(first.metadata["mean_return"], first.metadata)
+        if dataset_return(first) is not None:
+            score = normalized_scores(dataset_return(first), first.metadata)
             behaviours[first.metadata["source"], first.metadata["dataset"]] = score
     for (source, _), score in behaviours.items():
         label = "mean of the dataset" + (f" ({source})" if len(behaviours) > 1 else "")

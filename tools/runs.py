@@ -14,13 +14,15 @@ import numpy as np
 SCRIPTS = ("td3_bc_n", "sac_bc_n", "finetune_td3_bc_n", "finetune_sac_bc_n")
 BASELINES = ("bc", "td3_bc", "iql", "cql", "edac", "msg")
 ALGORITHMS = SCRIPTS + BASELINES
-# Arguments that do not, and metadata that do, make another experiment.
+# Arguments that do not make another experiment
 INCIDENTAL = {"seed", "run_name", "runs_dir", "resume", "checkpoint", "track", "log_frequency"}
 INCIDENTAL |= {"trust_env", "cuda", "cudagraphs", "compile", "matmul_precision"}
 INCIDENTAL |= {"eval_frequency", "eval_episodes"}
+# Metadata that do
 DATA = ("dataset", "source", "transitions", "environment")
 METADATA = (*DATA, "mean_return", "ref_min_score", "ref_max_score", "comparable_with_paper")
 EVALUATION = ("step", "score", "score_stderr", "score_worst", "eval_return")
+COLUMNS = ("script", "env_id", "arguments", "seed", "status", *EVALUATION, "seconds")  # of a CSV
 
 
 def script_path(algorithm):
@@ -50,16 +52,7 @@ def read_run(path):
         result = json.loads(file.read_text())
         if result["algorithm"] not in ALGORITHMS:
             raise ValueError(f"it is of {result['algorithm']}.py")
-        return Run(
-            Path(path),
-            result["algorithm"],
-            result["args"],
-            result["metadata"],
-            result["history"],
-            result["returns"],
-            result["steps_per_second"],
-            result["status"],
-        )
+        return Run(Path(path), result["algorithm"], *(result[key] for key in Run._fields[2:]))
     except (KeyError, TypeError):
         raise ValueError(f"{file}: written by another version of this project") from None
     except (OSError, ValueError) as error:
@@ -97,13 +90,12 @@ def default_args(script, env_id):
 
 def write_csv(runs, path):
     """One row per evaluation. Arguments are those that differ from the defaults of the task."""
-    columns = ("script", "env_id", "arguments", "seed", "status", *EVALUATION, "seconds")
     git, commit = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"], ""
     with contextlib.suppress(OSError):  # git is not installed
         commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     with open(path, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*columns, *METADATA, "commit"])
+        writer.writerow([*COLUMNS, *METADATA, "commit"])
         for run in runs:
             env_id, seed = run.args["env_id"], run.args["seed"]
             arguments, defaults = settings(run), default_args(run.script, env_id)
@@ -111,7 +103,8 @@ def write_csv(runs, path):
                 if name in DATA or arguments[name] == defaults[name]:
                     del arguments[name]
             row = [run.script, env_id, json.dumps(arguments, sort_keys=True), seed, run.status]
-            metadata = [json.dumps(run.metadata.get(key)) for key in METADATA]
+            metadata = run.metadata | {"mean_return": dataset_return(run)}
+            metadata = [json.dumps(metadata.get(key)) for key in METADATA]
             for entry in run.history:
                 values = [entry.get(key, "") for key in EVALUATION]
                 seconds = round(entry["step"] / run.steps_per_second, 1)
@@ -124,18 +117,17 @@ def read_csv(path):
     try:
         with open(path, newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                # The data are not among the arguments.
-                names = ("script", "env_id", "arguments", "seed", *METADATA)
-                key = tuple(row[name] for name in names)
+                script, env_id, arguments, seed = (row[name] for name in COLUMNS[:4])
+                key = tuple(row[name] for name in (*COLUMNS[:4], *METADATA))
                 entry = {name: float(row[name]) for name in EVALUATION if row[name]}
                 entry["step"] = int(entry["step"])
-                if key[0] not in ALGORITHMS:
-                    raise ValueError(f"it is of {key[0]}.py")
+                if script not in ALGORITHMS:
+                    raise ValueError(f"it is of {script}.py")
                 if key not in runs:
-                    args = default_args(*key[:2]) | json.loads(key[2]) | {"seed": int(key[3])}
+                    args = default_args(script, env_id) | json.loads(arguments)
+                    args["seed"] = int(seed)
                     metadata = {name: json.loads(row[name]) for name in METADATA}
-                    run = Run(Path(path), key[0], args, metadata, [], [], 0.0, row["status"])
-                    runs[key] = run
+                    runs[key] = Run(Path(path), script, args, metadata, [], [], 0.0, row["status"])
                 runs[key].history.append(entry)
                 seconds = float(row["seconds"] or "nan")  # it may be unknown
                 speed = entry["step"] / seconds if seconds else 0.0
@@ -217,6 +209,12 @@ def load_run(path, needs_env=True):
     if needs_env and make_env is None:
         sys.exit(f"{path}: the run has no environment to play in")
     return script, args, agent, dataset, metadata, make_env
+
+
+def dataset_return(run):
+    """Mean return of the dataset. None if it is not known, or of other rewards than evaluation."""
+    same_rewards = run.metadata.get("train_env_kwargs", {}).get("eval_env", True)  # not in OGBench
+    return run.metadata.get("mean_return") if same_rewards else None
 
 
 def normalized_scores(returns, metadata):

@@ -88,6 +88,7 @@ def make_steps(script, settings, dataset, use_graphs):
 
 def time_alternately(functions, seconds, device):
     """Seconds per call: a row per round, a column per function."""
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
 
     def time_calls(function, calls):
         synchronize()
@@ -97,12 +98,11 @@ def time_alternately(functions, seconds, device):
         synchronize()
         return (time.perf_counter() - start) / calls
 
-    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     for function in functions:
         time_calls(function, 5)  # warm-up, compilation and capture
     # Turns of equal length: other processes then interrupt short and long steps alike.
-    turn = seconds / 20 / len(functions)
-    turns = [(function, max(1, round(turn / time_calls(function, 1)))) for function in functions]
+    length = seconds / 20 / len(functions)
+    turns = [(function, max(1, round(length / time_calls(function, 1)))) for function in functions]
     rows, end = [], time.perf_counter() + seconds
     while time.perf_counter() < end or len(rows) < 3:
         rows.append([time_calls(*turn) for turn in turns])

@@ -88,9 +88,8 @@ def make_parser():
     )
     parser.error = lambda message: sys.exit(f"{message} (see python -m tools.sweep --help)")
     add = parser.add_argument
-    names = {"type": lambda name: name.removeprefix("baselines."), "metavar": "names"}
-    names |= {"choices": [*ALGORITHMS, *GRIDS], "help": "scripts, baselines or grids"}
-    add("names", nargs="+", **names)
+    text = f"scripts ({', '.join(ALGORITHMS)}), or named grids (below)"
+    add("names", nargs="+", metavar="names", choices=[*ALGORITHMS, *GRIDS], help=text)
     add("--runs-dir", default="runs", help="directory for all runs (default: runs)")
     text = "run on Ray: on this machine, or on a cluster (auto: the one that ray start has joined)"
     add("--ray", nargs="?", const="local", metavar="ADDRESS", help=text)
@@ -137,9 +136,9 @@ def make_sweeps(names, given, parser):
         if not any(name in script_arguments()[s] for scripts, _ in sweeps for s in scripts):
             parser.error(f"--{name.replace('_', '-')}: not an argument of these scripts")
     datasets = given.get("env_id", [])
-    if set(datasets) <= {x for _, values in sweeps for x in values.get("env_id", [])}:
-        # Datasets of the grid select a part of it. Other values replace those of the grid.
-        for _, values in sweeps if datasets else []:
+    in_grid = {x for _, values in sweeps for x in values.get("env_id", [])}
+    if datasets and set(datasets) <= in_grid:  # they select a part of the grid
+        for _, values in sweeps:
             values["env_id"] = [x for x in values["env_id"] if x in datasets]
         given = {name: values for name, values in given.items() if name != "env_id"}
     return [(scripts, values | given) for scripts, values in sweeps]

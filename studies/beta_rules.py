@@ -95,6 +95,8 @@ def train(rule, seed, args, settings):
     """One run, as in td3_bc_n.py, with result.json only."""
     torch.manual_seed(seed)
     dataset, metadata, make_env = td3_bc_n.load_data(args.env_id)
+    if make_env is None:
+        sys.exit(f"{args.env_id}: there is no environment to evaluate in")
     envs = [make_env() for _ in range(10)]
     agent = td3_bc_n.Agent(dataset.obs.shape[1], dataset.actions.shape[1], settings)
     td3_bc_n.set_statistics(agent, dataset, settings)
@@ -109,6 +111,8 @@ def train(rule, seed, args, settings):
         checkpoint = td3_bc_n.load_checkpoint(args.checkpoint, "td3_bc_n")
         td3_bc_n.restore_checkpoint(checkpoint, agent, optimizers)
         state["step"] = checkpoint["step"]
+    if args.steps <= state["step"]:
+        sys.exit(f"--steps must be larger than {state['step']}")
     run_dir = Path(args.runs_dir, f"{re.sub('[/,]', '-', args.env_id)}__{label}__{seed}")
     run_dir.mkdir(parents=True)
     start_step, start_time = state["step"], time.monotonic()
@@ -166,6 +170,8 @@ def train(rule, seed, args, settings):
 
 
 def main(args):
+    if not args.rules or min(args.beta_start, args.eval_episodes, args.eval_frequency) <= 0:
+        sys.exit("expected a rule, and --beta-start, --eval-episodes and --eval-frequency above 0")
     torch.set_float32_matmul_precision(args.matmul_precision)
     torch.use_deterministic_algorithms(True)
     defaults = td3_bc_n.task_defaults(args.env_id)

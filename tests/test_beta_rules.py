@@ -69,6 +69,22 @@ def test_a_checkpoint_is_continued(history, tmp_path):
     assert [entry["score"] for entry in whole[2:]] == [entry["score"] for entry in short]
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rules": ()}, "expected a rule"),
+        ({"beta_start": 0.0}, "--beta-start"),
+        ({"steps": 0}, "--steps must be larger than 0"),
+        ({"checkpoint": "nowhere"}, "nowhere: not a checkpoint of td3_bc_n.py"),
+    ],
+)
+def test_mistakes_are_one_line(changes, message, tmp_path):
+    args = {"rules": ("fixed",), "runs_dir": str(tmp_path / "runs")} | changes
+    with pytest.raises(SystemExit, match=message):
+        beta_rules.main(beta_rules.Args(**args))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_beta_of_the_paper_falls_at_once(history):
     found = betas(history("paper"))
     assert [found[step] for step in (5, 25)] == pytest.approx([0.2, 0.2])  # 1.25 time constants

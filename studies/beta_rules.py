@@ -120,6 +120,7 @@ def train(rule, seed, args, settings):
     if rule == "dual":
         rng_state = torch.get_rng_state()
         epsilon = args.kappa * cloning_error(dataset)
+        print(f"{run_dir.name}: BC is brought to {epsilon:.4g}")
         torch.set_rng_state(rng_state)
     log_beta, old_q = torch.tensor(math.log(args.beta_start)), None
     beta_optimizer = torch.optim.Adam([log_beta], lr=2e-3)

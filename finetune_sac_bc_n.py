@@ -261,7 +261,7 @@ def update(agent, optimizers, batch, beta, args):
     optimizer_step(optimizers["critics"], loss)
     metrics = {"losses/critic_loss": loss, "losses/q_values": q.mean()}
     metrics["losses/q_min"] = q.amin(dim=0).mean()
-    metrics["losses/q_std"] = q.std(dim=0, correction=min(1, len(q) - 1)).mean()
+    metrics["losses/q_std"] = q.std(dim=0, correction=min(1, len(q) - 1)).mean()  # N = 1: 0
     loss, q_term, bc, log_pi = actor_loss(agent, batch, alpha, beta, args)
     optimizer_step(optimizers["actor"], loss)
     metrics |= {"losses/actor_loss": loss, "losses/q_term": q_term, "losses/bc": bc}

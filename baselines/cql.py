@@ -261,7 +261,7 @@ def update(agent, optimizers, batch, args):
     optimizer_step(optimizers["critics"], loss)
     metrics = {"losses/critic_loss": loss, "losses/q_values": q.mean()}
     metrics["losses/q_min"] = q.amin(dim=0).mean()
-    metrics["losses/q_std"] = q.std(dim=0, correction=min(1, len(q) - 1)).mean()
+    metrics["losses/q_std"] = q.std(dim=0, correction=min(1, len(q) - 1)).mean()  # N = 1: 0
     metrics |= {"losses/actor_loss": policy_loss, "losses/cql": cql}
     loss = alpha_loss(agent, log_pi, target_entropy=-batch.actions.shape[1])
     optimizer_step(optimizers["alpha"], loss)

@@ -237,7 +237,7 @@ def update(agent, optimizers, batch, args):
     optimizer_step(optimizers["critics"], loss)
     metrics = {"losses/critic_loss": loss, "losses/q_values": q.mean()}
     metrics["losses/q_min"] = q.amin(dim=0).mean()
-    metrics["losses/q_std"] = q.std(dim=0, correction=min(1, len(q) - 1)).mean()
+    metrics["losses/q_std"] = q.std(dim=0, correction=min(1, len(q) - 1)).mean()  # N = 1: 0
     metrics |= {"losses/actor_loss": policy_loss, "losses/bc": bc}
     metrics |= {"losses/value_loss": v_loss, "losses/advantage": advantage}
     polyak_update(agent.critics_target, agent.critics, args.tau)

@@ -14,9 +14,9 @@ policy_frequency / (tau (1 - gamma)).
             is kappa times that of a policy that was cloned with 2,000 updates
     gap     log beta += rate clip(gain / (delta mean|Q|) - 1, -1, 1), where the gain is the minimum
             of the critics for the policy's actions minus that for the dataset's
-    aspc    every tenth update, a step of Adam on log beta, in first order: how another beta in the
-            update before would change F = actor loss + (relative change of mean Q)^2
-            (after Jing et al., arXiv 2508.19900; its learning rate falls to a hundredth)
+    aspc    Adam on log beta, every tenth actor update, with the first-order meta-gradient of
+            F = actor loss + (relative change of mean Q)^2 through the last actor update
+            (after Jing et al., arXiv 2508.19900; the learning rate falls to a hundredth)
 
 Everything else is td3_bc_n.py, with its defaults for the dataset. --checkpoint continues a run of
 td3_bc_n.py whose beta was beta_start up to its end.
@@ -74,7 +74,7 @@ def cloning_error(dataset, updates=2_000):
 
 
 def aspc_gradient(agent, before, optimizer, batch, beta, old_q, learning_rate):
-    """d F / d log beta, and the mean of Q. The update with the weights `before` is the last one."""
+    """d F / d log beta, and the mean of Q. `before`: the actor's weights before its last update."""
     parameters = list(agent.actor.parameters())
     loss, _, _ = td3_bc_n.actor_loss(agent, batch, beta)
     q = agent.critics(batch.obs, agent.actor(batch.obs)).amin(dim=0)
@@ -105,10 +105,17 @@ def train(rule, seed, args, settings):
     optimizers = {"critics": adam(agent.critics.parameters())}
     optimizers["actor"] = adam(agent.actor.parameters())
     label = {"dual": f"dual-{args.kappa:g}", "gap": f"gap-{args.delta:g}"}.get(rule, rule)
-    values = {"seed": seed, "gradient_steps": args.steps, "beta_rule": label}
+    names = ("beta_start", "rate", "eval_frequency", "eval_episodes", "matmul_precision")
+    values = {name: getattr(args, name) for name in names}
+    values |= {"seed": seed, "gradient_steps": args.steps, "beta_rule": label}
+    values["aspc_steps"] = args.aspc_steps or args.steps
     state = {"step": 0, "args": asdict(settings) | values, "metadata": metadata, "history": []}
     if args.checkpoint:
         checkpoint = td3_bc_n.load_checkpoint(args.checkpoint, "td3_bc_n")
+        for name in ("env_id", "seed", "num_critics", "gamma", "tau", "batch_size"):
+            old, new = checkpoint["args"][name], state["args"][name]
+            if old != new:  # its random stream goes on, so another seed would be the same run
+                sys.exit(f"{args.checkpoint}: {name} is {old}, not {new}")
         td3_bc_n.restore_checkpoint(checkpoint, agent, optimizers)
         state["step"] = checkpoint["step"]
     if args.steps <= state["step"]:
@@ -135,10 +142,14 @@ def train(rule, seed, args, settings):
             log_beta.fill_(math.log(args.beta_start) - share * math.log(10))
         beta.copy_(log_beta.exp())
         update_actor = step % settings.policy_frequency == 0
-        before = {name: p.detach().clone() for name, p in agent.actor.named_parameters()}
+        if rule == "aspc":
+            actor = agent.actor.named_parameters()
+            before = {name: p.detach().clone().requires_grad_() for name, p in actor}
         index = torch.randint(len(dataset.obs), (settings.batch_size,))
         batch = Transitions(*(column[index] for column in dataset))
         metrics = td3_bc_n.update(agent, optimizers, batch, beta, update_actor, settings)
+        if update_actor:
+            bc_error = metrics["losses/bc"].item()
         if update_actor and rule == "dual":
             log_beta.add_(args.rate * (metrics["losses/bc"] / epsilon - 1)).clamp_(-7, 4)
         elif update_actor and rule == "gap":
@@ -150,29 +161,36 @@ def train(rule, seed, args, settings):
         elif rule == "aspc" and step % (10 * settings.policy_frequency) == 0:
             index = torch.randint(len(dataset.obs), (settings.batch_size,))
             batch = Transitions(*(column[index] for column in dataset))
-            before = {name: weight.requires_grad_() for name, weight in before.items()}
-            weights = agent, before, optimizers["actor"], batch, beta, old_q
-            log_beta.grad, q = aspc_gradient(*weights, settings.learning_rate)
+            log_beta.grad, q = aspc_gradient(
+                agent, before, optimizers["actor"], batch, beta, old_q, settings.learning_rate
+            )
             old_q = q if old_q is None else old_q.lerp(q, 0.05)
-            horizon = args.aspc_steps or args.steps
-            beta_optimizer.param_groups[0]["lr"] = 2e-3 * 0.01 ** (step / horizon)
+            beta_optimizer.param_groups[0]["lr"] = 2e-3 * 0.01 ** (step / values["aspc_steps"])
             beta_optimizer.step()
 
         if step % args.eval_frequency == 0 or step == args.steps:
-            scores, returns = td3_bc_n.evaluate(
+            sps = (step - start_step) / (time.monotonic() - start_time)
+            state |= {"step": step, "returns": [], "steps_per_second": sps}
+            if not all(weight.isfinite().all() for weight in [log_beta, *agent.parameters()]):
+                message = f"step {step}: weights or beta not finite"
+                td3_bc_n.write_result(run_dir, state, "diverged", message=message)
+                return print(f"{run_dir.name}: {message}", file=sys.stderr)
+            scores, state["returns"] = td3_bc_n.evaluate(
                 agent, envs, args.eval_episodes, [seed, step], metadata
             )
-            sps = (step - start_step) / (time.monotonic() - start_time)
-            state |= {"step": step, "returns": returns, "steps_per_second": sps}
-            state["history"].append({"step": step, **scores, "beta": beta.item()})
+            scores |= {"beta": beta.item(), "bc": bc_error}
+            state["history"].append({"step": step, **scores})
             td3_bc_n.write_result(run_dir, state, "finished" if step == args.steps else "running")
-            score = "score {score:.1f} +/- {score_stderr:.1f}".format(**scores)
-            tqdm.write(f"{run_dir.name}: step {step:,}, {score}, beta {beta.item():.3g}")
+            score = "score {score:.1f} +/- {score_stderr:.1f}, beta {beta:.3g}".format(**scores)
+            tqdm.write(f"{run_dir.name}: step {step:,}, {score}")
+    return None
 
 
 def main(args):
-    if not args.rules or min(args.beta_start, args.eval_episodes, args.eval_frequency) <= 0:
-        sys.exit("expected a rule, and --beta-start, --eval-episodes and --eval-frequency above 0")
+    if not args.rules or min(args.seeds, default=-1) < 0:
+        sys.exit("expected a rule, and --seeds of at least 0")
+    if not min(args.beta_start, args.eval_episodes, args.eval_frequency) > 0:  # also nan
+        sys.exit("--beta-start, --eval-episodes and --eval-frequency must be above 0")
     torch.set_float32_matmul_precision(args.matmul_precision)
     torch.use_deterministic_algorithms(True)
     defaults = td3_bc_n.task_defaults(args.env_id)
@@ -181,8 +199,8 @@ def main(args):
         for seed in args.seeds:
             try:
                 train(rule, seed, args, settings)
-            except FileExistsError as error:
-                sys.exit(f"{error}: remove it, or choose another --runs-dir")
+            except OSError as error:
+                sys.exit(f"{error}: choose another --runs-dir")
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def test_with_a_fixed_beta_a_run_is_that_of_the_script(history, tmp_path):
     for entry, other in zip(
         expected, history("fixed", steps=20, eval_frequency=10, eval_episodes=2), strict=True
     ):
-        assert entry | {"beta": other["beta"]} == other
+        assert entry | {"beta": other["beta"], "bc": other["bc"]} == other
         assert other["beta"] == pytest.approx(0.2)
 
 
@@ -63,8 +63,10 @@ def test_a_checkpoint_is_continued(history, tmp_path):
     run_script("td3_bc_n", *arguments, "--gradient-steps", 10, "--eval-episodes", 1, *names)
     short = history("fixed", steps=20, checkpoint=str(tmp_path / "script"))
     assert [entry["step"] for entry in short] == [15, 20]
-    with pytest.raises(SystemExit, match="remove it, or choose another --runs-dir"):
+    with pytest.raises(SystemExit, match="choose another --runs-dir"):
         history("fixed", steps=20)
+    with pytest.raises(SystemExit, match="seed is 1, not 2"):  # it would be the same run
+        history("dual", steps=20, checkpoint=str(tmp_path / "script"), seeds=(2,))
     whole = history("paper", steps=20)  # up to step 25 it is the same
     assert [entry["score"] for entry in whole[2:]] == [entry["score"] for entry in short]
 
@@ -73,6 +75,9 @@ def test_a_checkpoint_is_continued(history, tmp_path):
     ("changes", "message"),
     [
         ({"rules": ()}, "expected a rule"),
+        ({"seeds": ()}, "expected a rule"),
+        ({"seeds": (-1,)}, "--seeds of at least 0"),
+        ({"beta_start": float("nan")}, "--beta-start"),
         ({"beta_start": 0.0}, "--beta-start"),
         ({"steps": 0}, "--steps must be larger than 0"),
         ({"checkpoint": "nowhere"}, "nowhere: not a checkpoint of td3_bc_n.py"),
@@ -83,6 +88,15 @@ def test_mistakes_are_one_line(changes, message, tmp_path):
     with pytest.raises(SystemExit, match=message):
         beta_rules.main(beta_rules.Args(**args))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_beta_that_is_not_finite_ends_the_run(tmp_path, capsys):
+    args = beta_rules.Args(("gap",), steps=10, rate=float("nan"), runs_dir=str(tmp_path))
+    beta_rules.main(args)
+    (path,) = tmp_path.glob("*/result.json")
+    result = json.loads(path.read_text())
+    assert (result["status"], result["history"]) == ("diverged", [])
+    assert "not finite" in capsys.readouterr().err
 
 
 def test_beta_of_the_paper_falls_at_once(history):

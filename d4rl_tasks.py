@@ -103,7 +103,7 @@ def _tasks():
         path, minari = f"maze2d/maze2d-{size}-sparse-v1.hdf5", f"D4RL/pointmaze/{size}-v2"
         task = Task(path, max_steps, low, high, minari, "d4rl_tasks:Maze2dEnv", {"maze": maze})
         yield f"maze2d-{size}-v1", task
-        if size in TINY:
+        if size == "umaze":
             yield TINY, task._replace(path=f"{TINY}.hdf5", minari="")
     starts_and_goals = {"": (False, False), "-diverse": (True, True), "-play": (True, False)}
     for size, (file_name, maze, max_steps) in ANTMAZE.items():

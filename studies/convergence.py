@@ -45,7 +45,10 @@ def fit(steps, values, time_constant):
 def main(args):
     runs = [run for run in read_runs(args.runs) if not run.script.startswith("finetune")]
     for run in [run for run in runs if run.args.get("gamma", 1) == 1]:  # BC has no gamma
-        print(f"left out: {run.path} (with gamma 1, values do not converge)", file=sys.stderr)
+        print(
+            f"left out: {run.path} (no critics, or gamma 1: no values that converge)",
+            file=sys.stderr,
+        )
     runs = [run for run in runs if run.args.get("gamma", 1) < 1]
     measured = {run.path: read_values(run) for run in runs}
     for path in [path for path, (steps, _) in measured.items() if not len(steps)]:

@@ -204,8 +204,8 @@ def main(args):
     for row in rows:
         row["doubt"] = ""
         if not row["v"] <= largest or row["impossible"] > 0.01:  # also NaN
-            share = f"{row['impossible']:.0%} of its values"
-            row["doubt"] = f"{share} exceed the largest possible return {largest:.1f}"
+            values = f"it or {row['impossible']:.0%} of the next values"
+            row["doubt"] = f"{values} exceed the largest possible return {largest:.1f}"
         elif row["bc"] > 2 * closest:
             row["doubt"] = f"BC {row['bc']:.3f} is more than twice the smallest, {closest:.3f}"
     rows.sort(key=lambda row: (row["doubt"] != "", -row["v"]))

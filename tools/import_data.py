@@ -15,12 +15,13 @@ One row is one step: the observation, the action, the reward, and whether the ep
                        arguments
 
 A terminal (0 or 1) ends the task: its value is not bootstrapped. A timeout (0 or 1) is any other
-end, such as a time limit. A number of the episode in every row can replace both: all episodes are
+end, such as a time limit. An episode number in every row can replace both: all episodes are
 then truncated, except where terminals are given too.
 
-Without next observations, the next row has them. The last row of an episode then has none, and is
-dropped unless it is terminal. If next observations are given, an episode is split where the next
-row has another observation (a gap in a log), so that all transitions are those of the file.
+If next observations are not given, they are taken from the next row. The last row of an episode
+then has none, and is dropped unless it is terminal. If they are given, an episode is split where
+the next row has another observation (a gap in a log), so that all transitions are those of the
+file.
 
 In training, actions are rescaled to [-1, 1] by bounds in the dataset: those that you give, or those
 of the environment, or the smallest and largest action of the file. The environment is needed only
@@ -359,10 +360,7 @@ def main(args):
     for name, value in vars(args).items():
         if "column" in name and value != getattr(Args, name) and suffix != ".csv":
             sys.exit(f"{path}: --{name.replace('_', '-')} is only for CSV files")
-    try:
-        check_dataset_id(args.dataset_id)
-    except OSError as error:
-        sys.exit(f"{args.dataset_id}: cannot be written ({error})")
+    check_dataset_id(args.dataset_id)
     env = make_env(args.env_id) if args.env_id else None
     try:
         if path.stat().st_size == 0:
@@ -394,17 +392,14 @@ def main(args):
         warn(f"{path}: there is only one episode")
 
     returns = []
-    try:
-        write_dataset(
-            args.dataset_id,
-            episode_buffers(data, starts, stops, terminated, returns),
-            env,
-            observation_space=space,
-            action_space=Box(low, high),
-            description=f"made by tools.import_data from {path.name}",
-        )
-    except (OSError, RuntimeError) as error:  # of h5py, if the disk is full
-        sys.exit(f"{args.dataset_id}: cannot be written ({error})")
+    write_dataset(
+        args.dataset_id,
+        episode_buffers(data, starts, stops, terminated, returns),
+        env,
+        observation_space=space,
+        action_space=Box(low, high),
+        description=f"made by tools.import_data from {path.name}",
+    )
     episodes = f"{len(returns):,} episodes ({terminated.sum():,} terminated)"
     print(f"{args.dataset_id}: {len(obs):,} rows, {len(obs) - dropped:,} transitions, {episodes}")
     print(f"  mean return {np.mean(returns):.6g}, action bounds {bounds}")

@@ -46,7 +46,11 @@ def check_dataset_id(dataset_id):
         namespace = None
     if namespace is None:  # without a namespace, the scripts take an id for the name of a D4RL file
         sys.exit(f"{dataset_id}: not a dataset id of the form namespace/name-v0")
-    if get_dataset_path(dataset_id).exists():
+    try:
+        exists = get_dataset_path(dataset_id).exists()
+    except OSError as error:
+        sys.exit(f"{dataset_id}: cannot be written ({error})")
+    if exists:
         sys.exit(f"{dataset_id}: this Minari dataset exists, choose another id")
 
 
@@ -59,8 +63,10 @@ def write_dataset(dataset_id, episodes, env, eval_env=None, **metadata):
             minari.create_dataset_from_buffers(
                 dataset_id, episodes, env=env, eval_env=eval_env, data_format="hdf5", **metadata
             )
-    except BaseException:  # also KeyboardInterrupt
+    except BaseException as error:  # also KeyboardInterrupt
         shutil.rmtree(get_dataset_path(dataset_id), ignore_errors=True)
+        if isinstance(error, OSError | RuntimeError):  # of h5py, if the disk is full
+            sys.exit(f"{dataset_id}: cannot be written ({error})")
         raise
 
 

@@ -346,7 +346,7 @@ def test_a_version_with_other_rewards_is_refused(monkeypatch):
         ("cube-single-play-v0", {}, f"not a single-task dataset .*, such as {CUBE}"),
         ("cube-singel-play-singletask-v0", {}, f"not a single-task dataset .*, such as {CUBE}"),
         ("visual-antmaze-large-navigate-singletask-v0", {}, "without images"),
-        (CUBE, {"make": -1}, "--make and --seed must be at least 0"),
+        (CUBE, {"make": -1}, "--make, --seed at least 0"),
         (CUBE, {"make": 1, "processes": 0}, "--processes at least 1"),
         (CUBE, {"make": 1, "episode_steps": 1}, "--episode-steps at least 2"),
         (CUBE.replace("play", "noisy"), {"make": 1}, "--make is for play datasets"),

@@ -203,9 +203,7 @@ def main(args):
         sys.exit(f"{args.name}: not a single-task dataset without images, such as {close}")
     env_id, file_name = names[args.name]
     if min(args.make, args.seed) < 0 or args.episode_steps < 2 or args.processes < 1:
-        sys.exit(
-            "--make and --seed must be at least 0, --processes at least 1, --episode-steps at least 2"
-        )
+        sys.exit("--make, --seed at least 0, --episode-steps at least 2, --processes at least 1")
     if args.make and not file_name.endswith("-play-v0"):
         sys.exit(f"{args.name}: --make is for play datasets, of cube, scene and puzzle")
     directory = args.dataset_dir or f"~/.ogbench/{'made' if args.make else 'data'}"

@@ -11,7 +11,7 @@ policy_frequency / (tau (1 - gamma)).
     paper   beta_start up to time 1.25, then a tenth of it
     decay   exponential decay from beta_start at time 0.625 to a tenth at 3.75
     dual    log beta += rate (BC / epsilon - 1), where BC is the BC term of the batch, and epsilon
-            is kappa times that of a policy that was cloned with 2,000 updates
+            is kappa times that of a policy that was cloned with clone_updates
     gap     log beta += rate clip(gain / (delta mean|Q|) - 1, -1, 1), where the gain is the minimum
             of the critics for the policy's actions minus that for the dataset's
     aspc    Adam on log beta, every tenth actor update, with the first-order meta-gradient of
@@ -52,6 +52,7 @@ class Args:
     steps: int = 16_000  # last step
     beta_start: float = 0.2  # beta of the first update
     kappa: float = 1.5  # dual: the BC term aimed at, relative to that of a cloned policy
+    clone_updates: int = 2_000  # dual: number of updates of the cloned policy
     delta: float = 0.03  # gap: the gain aimed at, relative to mean|Q|
     rate: float = 0.01  # dual and gap: step size of log beta
     aspc_steps: int | None = None  # aspc: steps in which its learning rate falls (default: steps)
@@ -61,7 +62,7 @@ class Args:
     runs_dir: str = "runs/beta-rules"  # directory for all runs
 
 
-def cloning_error(dataset, updates=2_000):
+def cloning_error(dataset, updates):
     """BC term of a policy after these updates by cloning: mean of the last 200."""
     actor = td3_bc_n.Actor(dataset.obs.shape[1], dataset.actions.shape[1])
     optimizer, errors = torch.optim.Adam(actor.parameters(), lr=3e-4), []
@@ -105,8 +106,8 @@ def train(rule, seed, args, settings):
     optimizers = {"critics": adam(agent.critics.parameters())}
     optimizers["actor"] = adam(agent.actor.parameters())
     label = {"dual": f"dual-{args.kappa:g}", "gap": f"gap-{args.delta:g}"}.get(rule, rule)
-    names = ("beta_start", "rate", "eval_frequency", "eval_episodes", "matmul_precision")
-    values = {name: getattr(args, name) for name in names}
+    names = ("beta_start", "rate", "clone_updates", "eval_frequency", "eval_episodes")
+    values = {name: getattr(args, name) for name in (*names, "matmul_precision")}
     values |= {"seed": seed, "gradient_steps": args.steps, "beta_rule": label}
     values["aspc_steps"] = args.aspc_steps or args.steps
     state = {"step": 0, "args": asdict(settings) | values, "metadata": metadata, "history": []}
@@ -126,7 +127,7 @@ def train(rule, seed, args, settings):
 
     if rule == "dual":
         rng_state = torch.get_rng_state()
-        epsilon = args.kappa * cloning_error(dataset)
+        epsilon = args.kappa * cloning_error(dataset, args.clone_updates)
         print(f"{run_dir.name}: BC is brought to {epsilon:.4g}")
         torch.set_rng_state(rng_state)
     log_beta, old_q = torch.tensor(math.log(args.beta_start)), None

@@ -114,7 +114,7 @@ def test_decay_is_exponential_from_0625_to_375_time_constants(history):
 
 @pytest.mark.parametrize(("factor", "falls"), [(1e3, True), (0.1, False)])
 def test_dual_brings_the_bc_term_to_epsilon(history, monkeypatch, factor, falls):
-    monkeypatch.setattr(beta_rules, "cloning_error", lambda dataset: factor)
+    monkeypatch.setattr(beta_rules, "cloning_error", lambda dataset, updates: factor)
     found = betas(history("dual"))
     assert (found[80] < found[40] < 0.2) if falls else (found[80] > found[40] > 0.2)
 

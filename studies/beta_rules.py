@@ -15,11 +15,12 @@ policy_frequency / (tau (1 - gamma)).
     gap     log beta += rate clip(gain / (delta mean|Q|) - 1, -1, 1), where the gain is the minimum
             of the critics for the policy's actions minus that for the dataset's
     aspc    Adam on log beta, every tenth actor update, with the first-order meta-gradient of
-            F = actor loss + (relative change of mean Q)^2 through the last actor update
-            (after Jing et al., arXiv 2508.19900; the learning rate falls to a hundredth)
+            F = actor loss + (relative change of mean Q)^2, on another batch, through the last
+            actor update (after Jing et al., arXiv 2508.19900; the learning rate falls to a
+            hundredth)
 
-Everything else is td3_bc_n.py, with its defaults for the dataset. --checkpoint continues a run of
-td3_bc_n.py whose beta was beta_start up to its end.
+log beta stays in [-7, 4]. Everything else is td3_bc_n.py, with its defaults for the dataset.
+--checkpoint continues a run of td3_bc_n.py whose beta was beta_start up to its end.
 """
 
 import math
@@ -39,6 +40,7 @@ from tqdm import tqdm
 
 import td3_bc_n
 from td3_bc_n import Transitions
+from tools.runs import INCIDENTAL
 
 RULES = Literal["fixed", "paper", "decay", "dual", "gap", "aspc"]
 
@@ -63,7 +65,7 @@ class Args:
 
 
 def cloning_error(dataset, updates):
-    """BC term of a policy after these updates by cloning: mean of the last 200."""
+    """BC term of a policy after these updates by cloning (batch size 256): mean of the last 200."""
     actor = td3_bc_n.Actor(dataset.obs.shape[1], dataset.actions.shape[1])
     optimizer, errors = torch.optim.Adam(actor.parameters(), lr=3e-4), []
     for _ in range(updates):
@@ -74,11 +76,15 @@ def cloning_error(dataset, updates):
     return float(np.mean(errors[-200:]))
 
 
-def aspc_gradient(agent, before, optimizer, batch, beta, old_q, learning_rate):
-    """d F / d log beta, and the mean of Q. `before`: the actor's weights before its last update."""
+def aspc_gradient(agent, before, optimizer, batch, new_batch, beta, old_q, learning_rate):
+    """d F / d log beta, and the mean of Q.
+
+    `before` are the actor's weights before its last update, `batch` is that of this update. F is of
+    another batch: the noise of one batch in both gradients would always ask for a larger beta.
+    """
     parameters = list(agent.actor.parameters())
-    loss, _, _ = td3_bc_n.actor_loss(agent, batch, beta)
-    q = agent.critics(batch.obs, agent.actor(batch.obs)).amin(dim=0)
+    loss, _, _ = td3_bc_n.actor_loss(agent, new_batch, beta)
+    q = agent.critics(new_batch.obs, agent.actor(new_batch.obs)).amin(dim=0)
     old_q = q.mean().detach() if old_q is None else old_q
     change = (q.mean() - old_q) / q.abs().mean().detach()
     gradients = torch.autograd.grad(loss + change**2, parameters)
@@ -113,10 +119,15 @@ def train(rule, seed, args, settings):
     state = {"step": 0, "args": asdict(settings) | values, "metadata": metadata, "history": []}
     if args.checkpoint:
         checkpoint = td3_bc_n.load_checkpoint(args.checkpoint, "td3_bc_n")
-        for name in ("env_id", "seed", "num_critics", "gamma", "tau", "batch_size"):
+        may_differ = {"beta", "bc_inflation", "bc_inflation_steps", "gradient_steps"}
+        for name in checkpoint["args"].keys() - INCIDENTAL - may_differ | {"seed"}:
             old, new = checkpoint["args"][name], state["args"][name]
             if old != new:  # its random stream goes on, so another seed would be the same run
                 sys.exit(f"{args.checkpoint}: {name} is {old}, not {new}")
+        for name in ("source", "transitions"):
+            old, new = checkpoint["metadata"][name], metadata[name]
+            if old != new:
+                sys.exit(f"{args.checkpoint}: {name} of the dataset is {old}, not {new}")
         td3_bc_n.restore_checkpoint(checkpoint, agent, optimizers)
         state["step"] = checkpoint["step"]
     if args.steps <= state["step"]:
@@ -133,7 +144,7 @@ def train(rule, seed, args, settings):
     log_beta, old_q = torch.tensor(math.log(args.beta_start)), None
     beta_optimizer = torch.optim.Adam([log_beta], lr=2e-3)
     time_constant = settings.policy_frequency / (settings.tau * (1 - settings.gamma))
-    beta = torch.zeros(())
+    beta, bc_error = torch.zeros(()), math.nan
     for step in tqdm(range(start_step + 1, args.steps + 1), run_dir.name, disable=None):
         age = step / time_constant
         if rule == "paper":
@@ -143,7 +154,8 @@ def train(rule, seed, args, settings):
             log_beta.fill_(math.log(args.beta_start) - share * math.log(10))
         beta.copy_(log_beta.exp())
         update_actor = step % settings.policy_frequency == 0
-        if rule == "aspc":
+        aspc_due = rule == "aspc" and step % (10 * settings.policy_frequency) == 0
+        if aspc_due:
             actor = agent.actor.named_parameters()
             before = {name: p.detach().clone().requires_grad_() for name, p in actor}
         index = torch.randint(len(dataset.obs), (settings.batch_size,))
@@ -159,11 +171,12 @@ def train(rule, seed, args, settings):
                 gain = q.mean() - agent.critics(batch.obs, batch.actions).amin(dim=0).mean()
             ratio = gain / (args.delta * q.abs().mean())
             log_beta.add_(args.rate * (ratio - 1).clamp(-1, 1)).clamp_(-7, 4)
-        elif rule == "aspc" and step % (10 * settings.policy_frequency) == 0:
+        elif aspc_due:
             index = torch.randint(len(dataset.obs), (settings.batch_size,))
-            batch = Transitions(*(column[index] for column in dataset))
+            new_batch = Transitions(*(column[index] for column in dataset))
+            last_update = before, optimizers["actor"], batch
             log_beta.grad, q = aspc_gradient(
-                agent, before, optimizers["actor"], batch, beta, old_q, settings.learning_rate
+                agent, *last_update, new_batch, beta, old_q, settings.learning_rate
             )
             old_q = q if old_q is None else old_q.lerp(q, 0.05)
             beta_optimizer.param_groups[0]["lr"] = 2e-3 * 0.01 ** (step / values["aspc_steps"])
@@ -190,8 +203,9 @@ def train(rule, seed, args, settings):
 def main(args):
     if not args.rules or min(args.seeds, default=-1) < 0:
         sys.exit("expected a rule, and --seeds of at least 0")
-    if not min(args.beta_start, args.eval_episodes, args.eval_frequency) > 0:  # also nan
-        sys.exit("--beta-start, --eval-episodes and --eval-frequency must be above 0")
+    for name in ("beta_start", "clone_updates", "eval_episodes", "eval_frequency"):
+        if not getattr(args, name) > 0:  # also nan
+            sys.exit(f"--{name.replace('_', '-')} must be above 0")
     torch.set_float32_matmul_precision(args.matmul_precision)
     torch.use_deterministic_algorithms(True)
     defaults = td3_bc_n.task_defaults(args.env_id)

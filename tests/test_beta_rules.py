@@ -56,7 +56,7 @@ def test_with_a_fixed_beta_a_run_is_that_of_the_script(history, tmp_path):
         assert other["beta"] == pytest.approx(0.2)
 
 
-def test_a_checkpoint_is_continued(history, tmp_path):
+def test_a_checkpoint_is_continued(history, tmp_path, monkeypatch):
     """As a run without interruption. A directory is written once."""
     names = ["--runs-dir", tmp_path, "--run-name", "script"]
     arguments = ["--tau", 1.0, "--gamma", 0.9, "--batch-size", 16, "--num-critics", 2]
@@ -67,6 +67,10 @@ def test_a_checkpoint_is_continued(history, tmp_path):
         history("fixed", steps=20)
     with pytest.raises(SystemExit, match="seed is 1, not 2"):  # it would be the same run
         history("dual", steps=20, checkpoint=str(tmp_path / "script"), seeds=(2,))
+    monkeypatch.setitem(td3_bc_n.TASK_DEFAULTS["tiny-maze2d-umaze"], "independent_targets", True)
+    with pytest.raises(SystemExit, match="independent_targets is False, not True"):
+        history("dual", steps=20, checkpoint=str(tmp_path / "script"))
+    monkeypatch.setitem(td3_bc_n.TASK_DEFAULTS["tiny-maze2d-umaze"], "independent_targets", False)
     whole = history("paper", steps=20)  # up to step 25 it is the same
     assert [entry["score"] for entry in whole[2:]] == [entry["score"] for entry in short]
 
@@ -79,6 +83,7 @@ def test_a_checkpoint_is_continued(history, tmp_path):
         ({"seeds": (-1,)}, "--seeds of at least 0"),
         ({"beta_start": float("nan")}, "--beta-start"),
         ({"beta_start": 0.0}, "--beta-start"),
+        ({"clone_updates": 0}, "--clone-updates must be above 0"),
         ({"steps": 0}, "--steps must be larger than 0"),
         ({"checkpoint": "nowhere"}, "nowhere: not a checkpoint of td3_bc_n.py"),
     ],
@@ -136,20 +141,26 @@ def test_cloning_error_is_that_of_an_imitating_policy():
 
 
 def test_the_gradient_of_aspc_is_that_of_an_update_with_another_beta():
-    """Finite differences: the same update with a slightly larger beta in BC's part."""
+    """Finite differences, on a new batch: the last update with a slightly larger beta."""
     torch.manual_seed(0)
     agent = td3_bc_n.Agent(4, 2, td3_bc_n.Args(num_critics=2)).double()
-    obs, actions = torch.randn(64, 4).double(), torch.rand(64, 2).double() * 2 - 1
-    batch = td3_bc_n.Transitions(obs, actions, obs[:, 0], obs, obs[:, 0])
+
+    def make_batch():
+        obs, actions = torch.randn(64, 4).double(), torch.rand(64, 2).double() * 2 - 1
+        return td3_bc_n.Transitions(obs, actions, obs[:, 0], obs, obs[:, 0])
+
+    batch, new_batch = make_batch(), make_batch()
     optimizer = torch.optim.Adam(agent.actor.parameters(), lr=3e-4)
     beta, old_q = torch.tensor(0.3), torch.tensor(0.1)
     for _ in range(3):
         before = {n: p.detach().clone().requires_grad_() for n, p in agent.actor.named_parameters()}
         td3_bc_n.optimizer_step(optimizer, td3_bc_n.actor_loss(agent, batch, beta)[0])
-    gradient, q = beta_rules.aspc_gradient(agent, before, optimizer, batch, beta, old_q, 3e-4)
+    last_update = before, optimizer, batch
+    gradient, q = beta_rules.aspc_gradient(agent, *last_update, new_batch, beta, old_q, 3e-4)
+    obs, actions = new_batch.obs, new_batch.actions
     assert q == pytest.approx(agent.critics(obs, agent.actor(obs)).amin(dim=0).mean().item())
 
-    bc = F.mse_loss(torch.func.functional_call(agent.actor, before, obs), actions)
+    bc = F.mse_loss(torch.func.functional_call(agent.actor, before, batch.obs), batch.actions)
     bc_gradients = torch.autograd.grad(bc, list(before.values()))
     scale = agent.critics(obs, agent.actor(obs)).amin(dim=0).abs().mean().item()
 

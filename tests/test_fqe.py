@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, run_script
+from conftest import ROOT, run_script, write_d4rl_file
 
+import d4rl_tasks
 from baselines import bc
 from tools import fqe
 from tools.runs import load_run
@@ -96,7 +97,18 @@ def test_targets_are_the_mean_of_the_critics_not_their_minimum(monkeypatch):
 def test_episodes_begin_where_the_observation_is_not_the_next_one_of_the_row_before():
     obs = np.array([[0.0], [1.0], [5.0], [6.0], [6.0]])
     data = SimpleNamespace(obs=obs, next_obs=np.array([[1.0], [2.0], [6.0], [7.0], [8.0]]))
-    assert fqe.first_states(data).tolist() == [True, False, True, False, True]
+    assert fqe.first_states(data, "my/data-v0").tolist() == [True, False, True, False, True]
+
+
+def test_in_d4rls_files_episodes_begin_after_terminals_too(tmp_path):
+    """There the next row of a terminal is its next observation. In a maze, a done is no end."""
+    path, flags = tmp_path / "file.hdf5", np.arange(20)
+    write_d4rl_file(path, terminals=flags == 4, timeouts=flags == 11)
+    data, _ = d4rl_tasks.load("hopper-medium-v2", path)
+    data = bc.Transitions(*data.values())
+    assert np.flatnonzero(fqe.first_states(data, "hopper-medium-v2")).tolist() == [0, 5, 11]
+    assert np.flatnonzero(fqe.first_states(data, "maze2d-umaze-v1")).tolist() == [0, 11]
+    assert np.flatnonzero(fqe.first_states(data, "my/data-v0")).tolist() == [0, 11]
 
 
 def test_the_table_is_ordered_by_value_and_has_all_that_is_known(trained, tmp_path, capsys):
@@ -123,7 +135,7 @@ def test_the_own_estimate_is_the_minimum_of_the_critics_at_first_states(trained)
     evaluate(trained, "td3", seed=5)
     row = json.loads((trained / "td3/fqe.json").read_text())
     _, _, agent, dataset, _, _ = load_run(trained / "td3", needs_env=False)
-    obs = torch.as_tensor(dataset.obs[fqe.first_states(dataset)])
+    obs = torch.as_tensor(dataset.obs[fqe.first_states(dataset, "tests/swing-v0")])
     assert len(obs) == 10  # the episodes of the dataset
     with torch.no_grad():
         obs = agent.normalize(obs)
@@ -171,8 +183,8 @@ def test_values_above_the_largest_possible_return_are_clipped_and_reported(
     losses = []
     monkeypatch.setattr(fqe, "optimizer_step", lambda _, loss: losses.append(loss.item()))
     evaluate(trained, "bc", seed=9, gradient_steps=1, gamma=0.1)
-    message = "do not trust V(s0), it or 100% of the next values exceed the largest possible return"
-    assert f"bc: {message} 0.0" in capsys.readouterr().err
+    message = "do not trust V(s0), it exceeds the largest possible return"
+    assert f"bc: {message}, 0.0" in capsys.readouterr().err
     assert json.loads((trained / "bc/fqe.json").read_text())["impossible"] == 1
     _, _, _, dataset, _, _ = load_run(trained / "bc", needs_env=False)
     largest = (-dataset.rewards.min() / dataset.rewards.std(ddof=1)).item()
@@ -202,7 +214,7 @@ def test_runs_with_impossible_values_or_far_from_the_data_are_last(trained, monk
     lines = captured.out.splitlines()[2:6]
     assert [line.split(" | ")[1] for line in lines] == ["-8.0", "-9.0", "-1.0", "-2.0"]
     warnings = captured.err.splitlines()
-    assert len(warnings) == 2 and "it or 50% of the next values exceed the largest" in warnings[0]
+    assert len(warnings) == 2 and "50% of the next values exceed the largest" in warnings[0]
     assert "do not trust V(s0), BC 2.100 is more than twice the smallest, 1.000" in warnings[1]
 
 
@@ -218,6 +230,17 @@ def test_runs_that_cannot_be_compared_are_one_line(trained, run, capsys):
     with pytest.raises(SystemExit, match="no run is left"):
         fqe.main(fqe.Args((str(other),)))
     assert "was trained from scratch, without a dataset" in capsys.readouterr().err
+
+
+def test_results_that_cannot_be_read_or_stored_are_made_again(trained, tmp_path, capsys):
+    path = shutil.copytree(trained / "td3", tmp_path / "run")
+    (path / "fqe.json").write_text('{"settings": ')  # the process was killed
+    evaluate(tmp_path, "run", seed=11)
+    (path / "fqe.json").unlink()
+    (path / "fqe.json").mkdir()
+    evaluate(tmp_path, "run", seed=11)
+    captured = capsys.readouterr()
+    assert captured.out.count("| run | V(s0) |") == 2 and "not stored: " in captured.err
 
 
 def test_runs_without_a_policy_are_one_line(trained, tmp_path, capsys):

@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import itertools
 import json
+import shutil
 import sys
 from functools import cache, partial
 
@@ -363,7 +364,7 @@ def test_mistakes_are_one_line_before_the_work_starts(name, options, message, mo
 @needs_ogbench
 def test_files_are_not_overwritten(cube):
     assert_exits(
-        "exists: without --make",
+        "exists: use it without --make",
         CUBE,
         dataset_dir=str(cube[0]),
         make=1,
@@ -372,12 +373,20 @@ def test_files_are_not_overwritten(cube):
 
 
 @needs_ogbench
+def test_half_of_a_made_dataset_is_not_completed_by_a_download(cube, tmp_path):
+    name = "cube-single-play-v0.npz"
+    shutil.copy(cube[0] / name, tmp_path / name)
+    options = {"dataset_dir": str(tmp_path), "dataset_id": "converted/half-v0"}
+    assert_exits("only one of cube-single-play-v0.npz and -val.npz", CUBE, **options)
+
+
+@needs_ogbench
 def test_a_failed_download_and_a_broken_file_are_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr("ogbench.utils.DATASET_URL", "http://127.0.0.1:9")
     options = {"dataset_dir": str(tmp_path), "dataset_id": "converted/none-v0"}
     assert_exits("cannot be loaded from .*refused", **options)
     (tmp_path / "pointmaze-medium-navigate-v0.npz").write_bytes(b"<html>")
-    assert_exits("pointmaze-medium-navigate-v0.npz: cannot be read", **options)
+    assert_exits("pointmaze-medium-navigate-v0 cannot be read", **options)
 
 
 @needs_ogbench

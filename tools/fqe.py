@@ -15,12 +15,15 @@ evaluation and in tools.export: the mode of a Gaussian, not its samples.
 The table is ordered by V(s0), the mean of Q(s0, pi(s0)) over the first states of all episodes, with
 a 95 % interval (bootstrap over first states and critics). It is a discounted return in rewards of
 the dataset. The interval does not contain the errors that all critics share: values of actions
-that are not in the dataset are guesses here, too. So two kinds of runs are below the others, with a
-warning: those with more than twice the smallest distance to the data (BC), and those with more than
-1 % of impossible next values (above the largest return, by a tenth of the range). The columns:
+that are not in the dataset are guesses here, too. So three kinds of runs are below the others, with
+a warning: those with a V(s0) above the largest possible return, those with more than one percent of
+impossible next values (above the largest return, by a tenth of the range), and those with more than
+twice the smallest distance to the data (BC). The columns:
+
     BC       mean squared distance of the policy to the actions of the dataset, in [-1, 1]
     min Q    V(s0) by the critics of the run itself, their minimum (in transformed rewards)
     score    the last evaluation of the run, if it has an environment
+
 Results are stored in fqe.json of the run directory, and used again by the same command.
 """
 
@@ -98,10 +101,13 @@ def choose_runs(args):
     return runs, steps, gamma, dataset
 
 
-def first_states(dataset):
+def first_states(dataset, name):
     """True where an episode begins: the observation is not the next one of the row before."""
-    changes = (dataset.obs[1:] != dataset.next_obs[:-1]).any(axis=1)
-    return np.concatenate([[True], changes])
+    begins = (dataset.obs[1:] != dataset.next_obs[:-1]).any(axis=1)
+    if "/" not in name and "maze" not in name:
+        # In D4RL's files, the row after a terminal is its next observation. Mazes go on at a goal.
+        begins |= dataset.dones[:-1] > 0
+    return np.concatenate([[True], begins])
 
 
 @torch.no_grad()
@@ -183,29 +189,37 @@ def main(args):
     runs, steps, gamma, data = choose_runs(args)
     device = torch.device("cuda" if args.cuda and torch.cuda.is_available() else "cpu")
     dataset = type(data)(*(torch.as_tensor(column, device=device) for column in data))
-    starts = torch.as_tensor(first_states(data), device=device)
+    starts = torch.as_tensor(first_states(data, runs[0].metadata["dataset"]), device=device)
 
     rows = []
     settings = {name: getattr(args, name) for name in SETTINGS} | {"gamma": gamma}
     bar = tqdm(total=len(runs) * args.gradient_steps, unit="step", disable=None)
     for run, step in zip(runs, steps, strict=True):
         file, key = run.path / "fqe.json", settings | {"step": step}
-        row = json.loads(file.read_text()) if file.exists() else {}
+        try:
+            row = json.loads(file.read_text())
+        except (OSError, ValueError):  # there is none, or it cannot be read
+            row = {}
         if row.get("settings") == key:
             bar.update(args.gradient_steps)
         else:
             agent = load_agent(run.path)[2].to(device)
             row = evaluate_policy(agent, dataset, starts, gamma, args, bar) | {"settings": key}
-            file.write_text(json.dumps(row, indent=2))
+            try:
+                file.write_text(json.dumps(row, indent=2))
+            except OSError as error:
+                print(f"not stored: {error}", file=sys.stderr)
         score = run.history[-1].get("score") if run.history else None
         rows.append({"run": run.path.name} | row | {"score": score, "step": step})
     bar.close()
     largest, closest = max(0, data.rewards.max()) / (1 - gamma), min(row["bc"] for row in rows)
     for row in rows:
         row["doubt"] = ""
-        if not row["v"] <= largest or row["impossible"] > 0.01:  # also NaN
-            values = f"it or {row['impossible']:.0%} of the next values"
-            row["doubt"] = f"{values} exceed the largest possible return {largest:.1f}"
+        if not row["v"] <= largest:  # also NaN
+            row["doubt"] = f"it exceeds the largest possible return, {largest:.1f}"
+        elif row["impossible"] > 0.01:
+            share = f"{row['impossible']:.0%} of the next values"
+            row["doubt"] = f"{share} exceed the largest possible return, {largest:.1f}"
         elif row["bc"] > 2 * closest:
             row["doubt"] = f"BC {row['bc']:.3f} is more than twice the smallest, {closest:.3f}"
     rows.sort(key=lambda row: (row["doubt"] != "", -row["v"]))
@@ -215,10 +229,13 @@ def main(args):
             text = f"{row['doubt']}: its actions are too far from the data"
             print(f"{row['run']}: do not trust V(s0), {text}", file=sys.stderr)
     if args.csv:
-        with open(args.csv, "w", newline="") as output:
-            writer = csv.DictWriter(output, COLUMNS, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(rows)
+        try:
+            with open(args.csv, "w", newline="") as output:
+                writer = csv.DictWriter(output, COLUMNS, extrasaction="ignore")
+                writer.writeheader()
+                writer.writerows(rows)
+        except OSError as error:
+            sys.exit(f"--csv {args.csv}: cannot be written ({error})")
 
 
 if __name__ == "__main__":

@@ -165,14 +165,16 @@ def make_files(paths, task, args):
         with context.Pool(args.processes, signal.signal, ignore_sigint) as pool:
             episodes = [*tqdm(pool.imap(play_episode, jobs), **options)]
     parts = episodes[: args.make], episodes[args.make :]
-    for path, part in zip(paths, parts, strict=True):
-        columns = {key: np.concatenate([episode[key] for episode in part]) for key in part[0]}
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        try:
+    temporaries = [path.with_name(f"{path.name}.{os.getpid()}.tmp") for path in paths]
+    try:
+        for temporary, part in zip(temporaries, parts, strict=True):
+            columns = {key: np.concatenate([episode[key] for episode in part]) for key in part[0]}
             with open(temporary, "wb") as file:
                 np.savez_compressed(file, **columns, made_by=f"tools.ogbench --seed {args.seed}")
+        for temporary, path in zip(temporaries, paths, strict=True):
             os.replace(temporary, path)
-        finally:
+    finally:
+        for temporary in temporaries:
             temporary.unlink(missing_ok=True)
 
 
@@ -209,11 +211,13 @@ def main(args):
     directory = args.dataset_dir or f"~/.ogbench/{'made' if args.make else 'data'}"
     directory = Path(directory).expanduser()
     paths = [directory / f"{file_name}{suffix}.npz" for suffix in ("", "-val")]
-    try:
-        # The mark of --make, which OGBench's loader does not see. Missing files are downloaded.
-        made = bool(args.make) or (paths[0].exists() and "made_by" in np.load(paths[0]))
+    try:  # the mark of --make, which OGBench's loader does not see
+        marks = [path.exists() and "made_by" in np.load(path) for path in paths]
     except Exception as error:  # of zipfile and NumPy
-        sys.exit(f"{paths[0]}: cannot be read ({error!r:.300})")
+        sys.exit(f"{directory}: {file_name} cannot be read ({error!r:.300})")
+    made = bool(args.make) or any(marks)
+    if any(marks) and not all(marks):  # OGBench would download the other one
+        sys.exit(f"{directory}: only one of {file_name}.npz and -val.npz is made by --make")
     dataset_id = args.dataset_id or f"ogbench{'-made' if made else ''}/{args.name}"
     dataset_ids = [dataset_id, re.sub(r"(-v\d+)$", r"-val\1", dataset_id)]
     for one in dataset_ids:
@@ -222,7 +226,8 @@ def main(args):
     if args.make:
         for path in paths:
             if path.exists():
-                sys.exit(f"{path} exists: without --make it is used, --dataset-dir makes another")
+                hint = f"use it without --make and with --dataset-dir {directory}, or"
+                sys.exit(f"{path} exists: {hint} make another one with another --dataset-dir")
         try:
             directory.mkdir(parents=True, exist_ok=True)
             make_files(paths, file_name.removesuffix("-play-v0"), args)

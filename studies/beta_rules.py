@@ -112,10 +112,12 @@ def train(rule, seed, args, settings):
     optimizers = {"critics": adam(agent.critics.parameters())}
     optimizers["actor"] = adam(agent.actor.parameters())
     label = {"dual": f"dual-{args.kappa:g}", "gap": f"gap-{args.delta:g}"}.get(rule, rule)
-    names = ("beta_start", "rate", "clone_updates", "eval_frequency", "eval_episodes")
-    values = {name: getattr(args, name) for name in (*names, "matmul_precision")}
-    values |= {"seed": seed, "gradient_steps": args.steps, "beta_rule": label}
-    values["aspc_steps"] = args.aspc_steps or args.steps
+    values = {"seed": seed, "gradient_steps": args.steps, "beta_rule": label}
+    for name in ("eval_frequency", "eval_episodes", "matmul_precision"):
+        values[name] = getattr(args, name)
+    for name in ("beta_start", "rate", "clone_updates", "aspc_steps"):
+        if getattr(args, name) != getattr(Args, name):
+            values[name] = getattr(args, name)
     state = {"step": 0, "args": asdict(settings) | values, "metadata": metadata, "history": []}
     if args.checkpoint:
         checkpoint = td3_bc_n.load_checkpoint(args.checkpoint, "td3_bc_n")
@@ -144,6 +146,7 @@ def train(rule, seed, args, settings):
     log_beta, old_q = torch.tensor(math.log(args.beta_start)), None
     beta_optimizer = torch.optim.Adam([log_beta], lr=2e-3)
     time_constant = settings.policy_frequency / (settings.tau * (1 - settings.gamma))
+    aspc_steps = args.aspc_steps or args.steps
     beta, bc_error = torch.zeros(()), math.nan
     for step in tqdm(range(start_step + 1, args.steps + 1), run_dir.name, disable=None):
         age = step / time_constant
@@ -179,7 +182,7 @@ def train(rule, seed, args, settings):
                 agent, *last_update, new_batch, beta, old_q, settings.learning_rate
             )
             old_q = q if old_q is None else old_q.lerp(q, 0.05)
-            beta_optimizer.param_groups[0]["lr"] = 2e-3 * 0.01 ** (step / values["aspc_steps"])
+            beta_optimizer.param_groups[0]["lr"] = 2e-3 * 0.01 ** (step / aspc_steps)
             beta_optimizer.step()
 
         if step % args.eval_frequency == 0 or step == args.steps:

@@ -61,12 +61,12 @@ DEFAULT_REFERENCES = {"ref_min_score": 0.0, "ref_max_score": 100.0}  # the score
 TRUSTED = r"(gymnasium|gymnasium_robotics|d4rl_tasks|ogbench)(\.\w+)*:([A-Z]\w*|make_maze_env)"
 
 
-# The defaults are the paper's. Where the paper has them by task, they are in TASK_DEFAULTS.
+# The defaults are the publication's. Those that depend on the task are in TASK_DEFAULTS.
 @dataclass
 class Args:
     # Experiment
     checkpoint: str | None = None  # offline run to fine-tune: run directory or checkpoint.pt
-    env_id: str = ""  # environment to train from scratch (with --checkpoint: its dataset)
+    env_id: str = ""  # environment, to train from scratch; with --checkpoint, dataset of that run
     seed: int = 1  # random seed for networks, batches and evaluation
     env_steps: int = 250_000  # number of environment steps with updates
     learning_starts: int = 2_500  # number of steps before the first update
@@ -78,14 +78,15 @@ class Args:
     cuda: bool = True  # use the GPU if there is one
     cudagraphs: bool = True  # capture the train step in a CUDA graph
     compile: bool = False  # compile the losses with torch.compile
-    matmul_precision: Literal["highest", "high", "medium"] = "highest"  # high: TF32 on a GPU
+    # precision of float32 matmuls; high: TF32 on a GPU, medium: bfloat16 on CPUs that have it
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
     track: bool = False  # log to W&B (pip install wandb; set WANDB_PROJECT and WANDB_ENTITY)
     # Algorithm
     num_critics: int = 10  # N, size of the critic ensemble
     beta_start: float = 0.0  # initial weight of the BC term (paper: the offline beta)
-    beta_end: float = 0.02  # final weight of the BC term (paper: by task)
+    beta_end: float = 0.02  # final weight of the BC term (by task)
     beta_decay_steps: int = 50_000  # number of updates from beta_start to beta_end
-    independent_targets: bool = False  # use a separate target per critic (paper: by task)
+    independent_targets: bool = False  # use a separate target per critic (by task)
     critic_init: Literal["paper", "torch"] = "paper"  # initialization of the critics
     batch_size: int = 256  # batch size
     learning_rate: float = 3e-4  # learning rate of all optimizers
@@ -715,7 +716,7 @@ if __name__ == "__main__":
             if not all(weight.isfinite().all() for weight in agent.parameters()):
                 bad.append("weights")
             if bad:
-                message = f"step {step}: {', '.join(bad)} not finite, try a larger beta"
+                message = f"step {step}: {', '.join(bad)} not finite, try a larger beta_end"
                 write_result(run_dir, state, "diverged", message=message)
                 print(message, file=sys.stderr)
                 sys.exit(3)

@@ -58,7 +58,7 @@ DEFAULT_REFERENCES = {"ref_min_score": 0.0, "ref_max_score": 100.0}  # the score
 TRUSTED = r"(gymnasium|gymnasium_robotics|d4rl_tasks|ogbench)(\.\w+)*:([A-Z]\w*|make_maze_env)"
 
 
-# The defaults are the paper's. Where the paper has them by task, they are in TASK_DEFAULTS.
+# The defaults are the publication's. Those that depend on the task are in TASK_DEFAULTS.
 @dataclass
 class Args:
     # Experiment
@@ -72,16 +72,17 @@ class Args:
     cuda: bool = True  # use the GPU if there is one
     cudagraphs: bool = True  # capture the train step in a CUDA graph
     compile: bool = False  # compile the losses with torch.compile
-    matmul_precision: Literal["highest", "high", "medium"] = "highest"  # high: TF32 on a GPU
+    # precision of float32 matmuls; high: TF32 on a GPU, medium: bfloat16 on CPUs that have it
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
     track: bool = False  # log to W&B (pip install wandb; set WANDB_PROJECT and WANDB_ENTITY)
     # Algorithm
     num_critics: int = 10  # N, size of the critic ensemble
-    beta: float = 0.03  # weight of the BC term (paper: by task)
-    independent_targets: bool = False  # use a separate target per critic (paper: by task)
+    beta: float = 0.03  # weight of the BC term (by task)
+    independent_targets: bool = False  # use a separate target per critic (by task)
     bc_inflation: float = 10.0  # factor on beta at the start of training
     bc_inflation_steps: int = 50_000  # number of steps with inflated beta
     critic_init: Literal["paper", "torch"] = "paper"  # initialization of the critics
-    # raw: r, antmaze: 4 (r - 0.5), standardize: (r - mean) / std (paper: by task)
+    # raw: r, antmaze: 4 (r - 0.5), standardize: (r - mean) / std (by task)
     reward_transform: Literal["raw", "antmaze", "standardize"] = "raw"
     batch_size: int = 256  # batch size
     learning_rate: float = 3e-4  # learning rate of all optimizers
@@ -96,7 +97,7 @@ class Args:
     log_frequency: int = 1_000  # steps between log entries
 
 
-# The paper's hyperparameters by task, the same for all datasets of a task.
+# Hyperparameters by task, the same for all datasets of a task.
 ANTMAZE = dict(independent_targets=True, reward_transform="antmaze", eval_episodes=100)
 ADROIT = dict(independent_targets=True, reward_transform="standardize", eval_episodes=100)
 TINY = dict(gradient_steps=8_000, batch_size=64, gamma=0.98)

@@ -51,7 +51,7 @@ DEFAULT_REFERENCES = {"ref_min_score": 0.0, "ref_max_score": 100.0}  # the score
 TRUSTED = r"(gymnasium|gymnasium_robotics|d4rl_tasks|ogbench)(\.\w+)*:([A-Z]\w*|make_maze_env)"
 
 
-# The defaults are the paper's. Where the paper has them by task, they are in TASK_DEFAULTS.
+# The defaults are the publication's. Those that depend on the task are in TASK_DEFAULTS.
 @dataclass
 class Args:
     # Experiment
@@ -65,7 +65,8 @@ class Args:
     cuda: bool = True  # use the GPU if there is one
     cudagraphs: bool = True  # capture the train step in a CUDA graph
     compile: bool = False  # compile the loss with torch.compile
-    matmul_precision: Literal["highest", "high", "medium"] = "highest"  # high: TF32 on a GPU
+    # precision of float32 matmuls; high: TF32 on a GPU, medium: bfloat16 on CPUs that have it
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
     track: bool = False  # log to W&B (pip install wandb; set WANDB_PROJECT and WANDB_ENTITY)
     # Algorithm
     batch_size: int = 256  # batch size

@@ -58,7 +58,7 @@ DEFAULT_REFERENCES = {"ref_min_score": 0.0, "ref_max_score": 100.0}  # the score
 TRUSTED = r"(gymnasium|gymnasium_robotics|d4rl_tasks|ogbench)(\.\w+)*:([A-Z]\w*|make_maze_env)"
 
 
-# The defaults are the paper's. Where the paper has them by task, they are in TASK_DEFAULTS.
+# The defaults are the publication's. Those that depend on the task are in TASK_DEFAULTS.
 @dataclass
 class Args:
     # Experiment
@@ -72,15 +72,16 @@ class Args:
     cuda: bool = True  # use the GPU if there is one
     cudagraphs: bool = True  # capture the train step in a CUDA graph
     compile: bool = False  # compile the losses with torch.compile
-    matmul_precision: Literal["highest", "high", "medium"] = "highest"  # high: TF32 on a GPU
+    # precision of float32 matmuls; high: TF32 on a GPU, medium: bfloat16 on CPUs that have it
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
     track: bool = False  # log to W&B (pip install wandb; set WANDB_PROJECT and WANDB_ENTITY)
     # Algorithm
     num_critics: int = 2  # N, size of the critic ensemble
-    expectile: float = 0.7  # expectile of V (paper: by task)
-    temperature: float = 3.0  # inverse temperature of the actor's weights (paper: by task)
+    expectile: float = 0.7  # expectile of V (by task)
+    temperature: float = 3.0  # inverse temperature of the actor's weights (by task)
     lr_decay_steps: int | None = None  # T of the actor's cosine decay (default: gradient_steps)
     critic_init: Literal["paper", "torch"] = "torch"  # initialization of critics (authors: torch)
-    # raw: r, antmaze: 4 (r - 0.5), minus_one: r - 1, standardize: (r - mean) / std (paper: by task)
+    # raw: r, antmaze: 4 (r - 0.5), minus_one: r - 1, standardize: (r - mean) / std (by task)
     reward_transform: Literal["raw", "antmaze", "minus_one", "standardize"] = "raw"
     batch_size: int = 256  # batch size
     learning_rate: float = 3e-4  # learning rate of all optimizers
@@ -92,8 +93,8 @@ class Args:
     log_frequency: int = 1_000  # steps between log entries
 
 
-# The paper's hyperparameters by task, the same for all datasets of a task.
-# From ikostrikov/implicit_q_learning; maze2d from CORL; Adroit's rewards as in sac_bc_n.py.
+# Hyperparameters by task, the same for all datasets of a task.
+# From ikostrikov/implicit_q_learning (maze2d: CORL). Adroit's rewards are those of sac_bc_n.py.
 ANTMAZE = dict(reward_transform="minus_one", eval_episodes=100)
 ADROIT = dict(reward_transform="standardize", eval_episodes=100)
 TINY = dict(gradient_steps=8_000, batch_size=64, gamma=0.98)
@@ -166,7 +167,7 @@ class Agent(nn.Module):
         self.critics = CriticEnsemble(args.num_critics, obs_dim, action_dim, args.critic_init)
         self.critics_target = copy.deepcopy(self.critics).requires_grad_(False)
         self.actor = Actor(obs_dim, action_dim)
-        hidden = nn.Sequential(nn.Linear(obs_dim, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU())
+        hidden = nn.Linear(obs_dim, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU()
         self.value = nn.Sequential(*hidden, nn.Linear(256, 1), nn.Flatten(0))  # V(s), (B,)
 
     def to_tensor(self, array):
@@ -196,15 +197,15 @@ def critic_loss(agent, batch, args):
 
 def value_loss(agent, batch, args):
     with torch.no_grad():
-        q = agent.critics_target(batch.obs, batch.actions).amin(dim=0)
-    advantages = q - agent.value(batch.obs)
+        target_q = agent.critics_target(batch.obs, batch.actions).amin(dim=0)
+    advantages = target_q - agent.value(batch.obs)
     weights = (args.expectile - (advantages < 0).float()).abs()
-    return (weights * advantages**2).mean(), q  # (1)
+    return (weights * advantages**2).mean(), target_q  # (1)
 
 
-def actor_loss(agent, batch, q, args):
+def actor_loss(agent, batch, target_q, args):
     with torch.no_grad():
-        advantages = q - agent.value(batch.obs)
+        advantages = target_q - agent.value(batch.obs)
         weights = (args.temperature * advantages).exp().clamp(max=100)
     log_pi = agent.actor.log_prob(batch.obs, batch.actions)
     return -(weights * log_pi).mean(), advantages.mean(), -log_pi.mean()  # (2)
@@ -229,9 +230,9 @@ def polyak_update(target, network, tau):
 
 def update(agent, optimizers, batch, args):
     """One gradient step. The metrics stay on the device: there is no host synchronization."""
-    v_loss, q = value_loss(agent, batch, args)
+    v_loss, target_q = value_loss(agent, batch, args)
     optimizer_step(optimizers["value"], v_loss)
-    policy_loss, advantage, bc = actor_loss(agent, batch, q, args)
+    policy_loss, advantage, bc = actor_loss(agent, batch, target_q, args)
     optimizer_step(optimizers["actor"], policy_loss)
     loss, q = critic_loss(agent, batch, args)
     optimizer_step(optimizers["critics"], loss)

@@ -60,7 +60,8 @@ class Args:
     aspc_steps: int | None = None  # aspc: steps in which its learning rate falls (default: steps)
     eval_frequency: int = 1_000  # steps between evaluations
     eval_episodes: int = 20  # episodes per evaluation
-    matmul_precision: Literal["highest", "high", "medium"] = "highest"  # medium: bfloat16
+    # precision of float32 matmuls; high: TF32 on a GPU, medium: bfloat16 on CPUs that have it
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
     runs_dir: str = "runs/beta-rules"  # directory for all runs
 
 
@@ -76,7 +77,7 @@ def cloning_error(dataset, updates):
     return float(np.mean(errors[-200:]))
 
 
-def aspc_gradient(agent, before, optimizer, batch, new_batch, beta, old_q, learning_rate):
+def aspc_gradient(agent, before, optimizer, batch, new_batch, beta, old_q):
     """d F / d log beta, and the mean of Q.
 
     `before` are the actor's weights before its last update, `batch` is that of this update. F is of
@@ -95,6 +96,7 @@ def aspc_gradient(agent, before, optimizer, batch, new_batch, beta, old_q, learn
         state = optimizer.state[parameter]
         scale = (state["exp_avg_sq"] / (1 - 0.999 ** state["step"])).sqrt() + 1e-8
         product += (gradient * bc_gradient / scale).sum()
+    learning_rate = optimizer.param_groups[0]["lr"]
     return -learning_rate * beta * product, q.mean().detach()
 
 
@@ -122,7 +124,7 @@ def train(rule, seed, args, settings):
     if args.checkpoint:
         checkpoint = td3_bc_n.load_checkpoint(args.checkpoint, "td3_bc_n")
         may_differ = {"beta", "bc_inflation", "bc_inflation_steps", "gradient_steps"}
-        for name in checkpoint["args"].keys() - INCIDENTAL - may_differ | {"seed"}:
+        for name in (checkpoint["args"].keys() - INCIDENTAL - may_differ) | {"seed"}:
             old, new = checkpoint["args"][name], state["args"][name]
             if old != new:  # its random stream goes on, so another seed would be the same run
                 sys.exit(f"{args.checkpoint}: {name} is {old}, not {new}")
@@ -141,7 +143,7 @@ def train(rule, seed, args, settings):
     if rule == "dual":
         rng_state = torch.get_rng_state()
         epsilon = args.kappa * cloning_error(dataset, args.clone_updates)
-        print(f"{run_dir.name}: BC is brought to {epsilon:.4g}")
+        print(f"{run_dir.name}: target of the BC term {epsilon:.4g}")
         torch.set_rng_state(rng_state)
     log_beta, old_q = torch.tensor(math.log(args.beta_start)), None
     beta_optimizer = torch.optim.Adam([log_beta], lr=2e-3)
@@ -167,23 +169,23 @@ def train(rule, seed, args, settings):
         if update_actor:
             bc_error = metrics["losses/bc"].item()
         if update_actor and rule == "dual":
-            log_beta.add_(args.rate * (metrics["losses/bc"] / epsilon - 1)).clamp_(-7, 4)
+            log_beta.add_(args.rate * (metrics["losses/bc"] / epsilon - 1))
         elif update_actor and rule == "gap":
             with torch.no_grad():
                 q = agent.critics(batch.obs, agent.actor(batch.obs)).amin(dim=0)
                 gain = q.mean() - agent.critics(batch.obs, batch.actions).amin(dim=0).mean()
             ratio = gain / (args.delta * q.abs().mean())
-            log_beta.add_(args.rate * (ratio - 1).clamp(-1, 1)).clamp_(-7, 4)
+            log_beta.add_(args.rate * (ratio - 1).clamp(-1, 1))
         elif aspc_due:
             index = torch.randint(len(dataset.obs), (settings.batch_size,))
             new_batch = Transitions(*(column[index] for column in dataset))
-            last_update = before, optimizers["actor"], batch
             log_beta.grad, q = aspc_gradient(
-                agent, *last_update, new_batch, beta, old_q, settings.learning_rate
+                agent, before, optimizers["actor"], batch, new_batch, beta, old_q
             )
             old_q = q if old_q is None else old_q.lerp(q, 0.05)
             beta_optimizer.param_groups[0]["lr"] = 2e-3 * 0.01 ** (step / aspc_steps)
             beta_optimizer.step()
+        log_beta.clamp_(-7, 4)
 
         if step % args.eval_frequency == 0 or step == args.steps:
             sps = (step - start_step) / (time.monotonic() - start_time)
@@ -191,7 +193,8 @@ def train(rule, seed, args, settings):
             if not all(weight.isfinite().all() for weight in [log_beta, *agent.parameters()]):
                 message = f"step {step}: weights or beta not finite"
                 td3_bc_n.write_result(run_dir, state, "diverged", message=message)
-                return print(f"{run_dir.name}: {message}", file=sys.stderr)
+                print(f"{run_dir.name}: {message}", file=sys.stderr)
+                return
             scores, state["returns"] = td3_bc_n.evaluate(
                 agent, envs, args.eval_episodes, [seed, step], metadata
             )
@@ -200,7 +203,6 @@ def train(rule, seed, args, settings):
             td3_bc_n.write_result(run_dir, state, "finished" if step == args.steps else "running")
             score = "score {score:.1f} +/- {score_stderr:.1f}, beta {beta:.3g}".format(**scores)
             tqdm.write(f"{run_dir.name}: step {step:,}, {score}")
-    return None
 
 
 def main(args):

@@ -1,4 +1,4 @@
-"""What the studies share: names of runs, and writing a picture and a table."""
+"""What the studies share: the name of a dataset, and writing a picture and a table."""
 
 import csv
 import sys
@@ -6,17 +6,8 @@ from pathlib import Path
 
 import matplotlib
 
-from tools.runs import settings
-
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-
-
-def differing(runs):
-    """Names of the settings that differ between these runs."""
-    values = [settings(run) for run in runs]
-    names = dict.fromkeys(name for one in values for name in one)
-    return [name for name in names if len({str(one.get(name)) for one in values}) > 1]
 
 
 def dataset_name(run):
@@ -36,11 +27,3 @@ def save(out, name, figure, header, rows):
         sys.exit(f"{out}: cannot be written ({error})")
     plt.close(figure)
     print(f"{path}.png, {path}.csv")
-
-
-def subplots(rows, columns, title, width=2.2, height=2.5, **kwargs):
-    size = (width * columns + 1.6, height * rows + 0.9)
-    kwargs |= {"figsize": size, "squeeze": False, "layout": "constrained"}
-    figure, axes = plt.subplots(rows, columns, **kwargs)
-    figure.suptitle(title, fontsize="medium")
-    return figure, axes

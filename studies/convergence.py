@@ -5,7 +5,7 @@
 Measured is uncertainty/data_min of offline runs: the minimum over the critics, mean over dataset
 states and actions. Expected is Q_0 exp(-t / T) + Q (1 - exp(-t / T)), from the value of the initial
 weights Q_0 to the converged value Q, with T = policy_frequency / (tau (1 - gamma)). Q_0 and Q are
-fitted to the run. The table also has the T that fits best, if there is one. Nothing is trained.
+fitted to the run. The table also has the T that fits best, if there is one.
 """
 
 import sys
@@ -17,7 +17,7 @@ import tyro
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from studies import common
-from tools.runs import read_runs, settings
+from tools.runs import FINETUNE, differing_settings, experiment_settings, read_runs
 
 
 @dataclass
@@ -43,22 +43,25 @@ def fit(steps, values, time_constant):
 
 
 def main(args):
-    runs = [run for run in read_runs(args.runs) if not run.script.startswith("finetune")]
-    for run in [run for run in runs if run.args.get("gamma", 1) == 1]:  # BC has no gamma
-        print(
-            f"left out: {run.path} (no critics, or gamma 1: no values that converge)",
-            file=sys.stderr,
-        )
-    runs = [run for run in runs if run.args.get("gamma", 1) < 1]
-    measured = {run.path: read_values(run) for run in runs}
-    for path in [path for path, (steps, _) in measured.items() if not len(steps)]:
-        print(f"left out: {path} (no uncertainty/data_min in its logs)", file=sys.stderr)
-    runs = [run for run in runs if len(measured[run.path][0])]
+    runs, measured = [], {}
+    for run in read_runs(args.runs):
+        if run.script in FINETUNE:
+            reason = "not an offline run"
+        elif run.args.get("gamma", 1) == 1:  # BC has no gamma
+            reason = "no critics, or gamma 1: no values that converge"
+        else:
+            measured[run.path] = read_values(run)
+            if len(measured[run.path][0]):
+                runs.append(run)
+                continue
+            reason = "no uncertainty/data_min in its logs"
+        print(f"left out: {run.path} ({reason})", file=sys.stderr)
     if not runs:
         sys.exit(f"{', '.join(args.runs)}: no offline runs with TensorBoard logs")
     title = "Minimum over the critics on dataset actions: measured (dots), expected (lines)"
-    figure, axes = common.subplots(1, 1, title, width=6, height=3.2)
-    ax, lines = axes[0, 0], []
+    figure, ax = plt.subplots(figsize=(7.6, 4.1), layout="constrained")
+    figure.suptitle(title, fontsize="medium")
+    lines = []
     for i, run in enumerate(runs):
         policy_frequency = run.args.get("policy_frequency", 1)  # SAC-BC-N has no such argument
         expected = policy_frequency / (run.args["tau"] * (1 - run.args["gamma"]))
@@ -67,8 +70,8 @@ def main(args):
         candidates = np.geomspace(expected / 20, expected * 20, 1_000)
         best = np.argmin([fit(steps, values, t)[1] for t in candidates])
         best = round(candidates[best]) if 0 < best < 999 and len(steps) > 2 else ""
-        differing = common.differing([other for other in runs if other.script == run.script])
-        changes = [f"{name} {settings(run)[name]}" for name in differing]
+        differing = differing_settings([other for other in runs if other.script == run.script])
+        changes = [f"{name} {experiment_settings(run)[name]}" for name in differing]
         name = ", ".join(
             [run.script, common.dataset_name(run), *changes, f"seed {run.args['seed']}"]
         )

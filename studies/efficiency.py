@@ -6,9 +6,8 @@
 
 Mean scores of the last evaluations of offline runs, with their standard error over seeds (one seed:
 over episodes), against the time of all gradient steps by tools.speed, which measures all methods in
-one process, without evaluation. efficiency.csv has all experiments, with the paper's seconds
-per 10,000 steps; efficiency.png the best one of each method and N. SAC-BC-N with beta 0 is SAC-N.
-Nothing is trained.
+one process, without evaluation. efficiency.csv has all experiments, efficiency.png the best one of
+each method and N. SAC-BC-N with beta 0 is SAC-N.
 """
 
 import json
@@ -16,13 +15,14 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass
 
+import matplotlib.pyplot as plt
 import tyro
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from studies import common
-from tools.paper import NAMES, SCRIPT_COSTS
+from tools.paper import NAMES
 from tools.plot import finished, group, is_online, mean_and_stderr
-from tools.runs import SCRIPTS, read_runs
+from tools.runs import OFFLINE, read_runs
 
 
 @dataclass
@@ -67,7 +67,7 @@ def method_name(run):
     is_sac_n = run.script == "sac_bc_n" and run.args["beta"] == 0
     num_critics = run.args.get("num_critics", 0)
     name = "SAC-N" if is_sac_n else NAMES[run.script]
-    return f"{name}, N = {num_critics}" if num_critics > 2 or run.script in SCRIPTS else name
+    return f"{name}, N = {num_critics}" if num_critics > 2 or run.script in OFFLINE else name
 
 
 def best_points(points):
@@ -81,29 +81,29 @@ def best_points(points):
 
 def draw(points):
     env_id = points[0][1].args["env_id"]
-    figure, axes = common.subplots(1, 1, f"Score against training time, {env_id}", width=7.5)
+    figure, ax = plt.subplots(figsize=(9.1, 3.4), layout="constrained")
+    figure.suptitle(f"Score against training time, {env_id}", fontsize="medium")
     for i, (name, (point, count)) in enumerate(best_points(points).items()):
         _, _, seeds, minutes, score, stderr = point
         style = {"marker": "os^Dv*Ph"[i % 8], "color": f"C{i % 10}", "markersize": 8, "capsize": 3}
         label = name + (f", best of {count}" if count > 1 else "")
         label += f" ({seeds} seed{'s' if seeds > 1 else ''})"
-        axes[0, 0].errorbar(minutes, score, stderr, linestyle="none", label=label, **style)
-    axes[0, 0].set(xscale="log", xlabel="training time (minutes)", ylabel="normalized score")
-    axes[0, 0].xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes[0, 0].xaxis.set_major_formatter("{x:g}")
-    axes[0, 0].xaxis.set_minor_formatter(NullFormatter())
-    axes[0, 0].grid(alpha=0.3)
-    axes[0, 0].legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
+        ax.errorbar(minutes, score, stderr, linestyle="none", label=label, **style)
+    ax.set(xscale="log", xlabel="training time (minutes)", ylabel="normalized score")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.grid(alpha=0.3)
+    ax.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
 def main(args):
     points = read_points(group(read_runs(args.runs)), read_speed(args.speed))
     lines = []
-    for label, run, seeds, minutes, score, stderr in points:
-        paper = SCRIPT_COSTS.get((run.script, run.args.get("num_critics", 0)), [""])[0]
-        lines.append([label, seeds, f"{minutes:.1f}", f"{score:.1f}", f"{stderr:.1f}", paper])
-    header = ["runs", "seeds", "minutes", "score", "stderr", "paper: seconds per 10,000 steps"]
+    for label, _, seeds, minutes, score, stderr in points:
+        lines.append([label, seeds, f"{minutes:.1f}", f"{score:.1f}", f"{stderr:.1f}"])
+    header = ["runs", "seeds", "minutes", "score", "stderr"]
     common.save(args.out, "efficiency", draw(points), header, lines)
 
 

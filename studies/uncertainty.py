@@ -10,7 +10,7 @@ the random action from the action of the dataset. uncertainty.csv has a row per 
 uncertainty.png has the scores by N and beta, and the measures as curves, both as means over seeds.
 beta is the weight of the BC term at the end of a run, so it includes bc_inflation if the run ended
 before bc_inflation_steps. Runs that diverged are left out: their losses were not finite, or their
-values are above any return. Nothing is trained.
+values are above any return.
 """
 
 import sys
@@ -24,7 +24,7 @@ import tyro
 from tqdm import tqdm
 
 from studies import common
-from tools.runs import load_agent, load_run, read_runs
+from tools.runs import differing_settings, load_agent, load_run, read_runs
 
 SETTINGS = ("num_critics", "beta", "independent_targets")
 TARGETS = {False: "shared targets", True: "independent targets"}
@@ -54,7 +54,7 @@ def select_runs(runs_dir):
             runs.append(run)
     if not runs or any(name not in run.args for run in runs for name in SETTINGS):
         sys.exit(f"{runs_dir}: expected finished runs of td3_bc_n or of sac_bc_n")
-    differing = set(common.differing(runs)) - set(SETTINGS)
+    differing = set(differing_settings(runs)) - set(SETTINGS)
     differing |= {"script"} if len({run.script for run in runs}) > 1 else set()
     if differing:
         names = ", ".join(sorted(differing))
@@ -98,8 +98,10 @@ def draw(cells, distances, title):
     experiments = sorted({(independent, n) for n, _, independent in cells})
     betas = sorted({beta for _, beta, _ in cells})
     colors = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(betas)))
-    shape = len(MEASURES) + 1, len(experiments)
-    figure, axes = common.subplots(*shape, title, width=2.6, height=2.1, sharey="row")
+    rows, columns = len(MEASURES) + 1, len(experiments)
+    options = {"figsize": (2.6 * columns + 1.6, 2.1 * rows + 0.9), "layout": "constrained"}
+    figure, axes = plt.subplots(rows, columns, squeeze=False, sharey="row", **options)
+    figure.suptitle(title, fontsize="medium")
     for (independent, n), (scores, *panels) in zip(experiments, axes.T, strict=True):
         scores.set_title(f"N = {n}, {TARGETS[independent]}", fontsize="medium")
         scores.set_xticks(range(len(betas)), [f"{beta:g}" for beta in betas])

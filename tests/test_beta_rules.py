@@ -155,8 +155,7 @@ def test_the_gradient_of_aspc_is_that_of_an_update_with_another_beta():
     for _ in range(3):
         before = {n: p.detach().clone().requires_grad_() for n, p in agent.actor.named_parameters()}
         td3_bc_n.optimizer_step(optimizer, td3_bc_n.actor_loss(agent, batch, beta)[0])
-    last_update = before, optimizer, batch
-    gradient, q = beta_rules.aspc_gradient(agent, *last_update, new_batch, beta, old_q, 3e-4)
+    gradient, q = beta_rules.aspc_gradient(agent, before, optimizer, batch, new_batch, beta, old_q)
     obs, actions = new_batch.obs, new_batch.actions
     assert q == pytest.approx(agent.critics(obs, agent.actor(obs)).amin(dim=0).mean().item())
 

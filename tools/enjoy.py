@@ -23,6 +23,8 @@ from tools import runs
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+FPS = 25  # frames per second of the video: of a faster environment, frames are left out
+
 
 @dataclass
 class Args:
@@ -32,8 +34,6 @@ class Args:
     out: str | None = None  # video file, .mp4 or .gif (default: enjoy.mp4 in the run directory)
     window: bool = False  # show the episodes in a window instead of writing a video
     picture: str | None = None  # maze2d runs: .png file for a picture of paths, instead of a video
-    size: int = 320  # width and height of the video in pixels
-    fps: int = 25  # frames per second of the video; a faster environment skips frames
 
 
 def play(agent, env, seed, render_every=0):
@@ -61,7 +61,7 @@ def draw_walls(axes, maze):
     axes.set(xticks=[], yticks=[])
 
 
-def draw_maze(agent, dataset, env, path, seed, num_episodes=20):
+def draw_maze(agent, dataset, env, path, seed):
     """Paths of the dataset (left) and of the agent (right). x is the column, y is the row."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.7), layout="constrained")
     for axes in (left, right):
@@ -72,22 +72,15 @@ def draw_maze(agent, dataset, env, path, seed, num_episodes=20):
     left.plot(positions[:, 1], positions[:, 0], linewidth=0.4, color="#1f77b4")
     left.set_title(f"dataset: return {max_steps * dataset.rewards.mean():.0f} in {max_steps} steps")
     returns = []
-    for episode in range(num_episodes):
+    for episode in range(20):
         episode_return, observations, _ = play(agent, env, seed + episode)
         right.plot(observations[:, 1], observations[:, 0], linewidth=0.9)
         right.plot(observations[0, 1], observations[0, 0], "o", markersize=4, color="black")
         returns.append(episode_return)
-    right.set_title(f"agent: return {np.mean(returns):.0f}, mean of {num_episodes} starts")
+    right.set_title(f"agent: return {np.mean(returns):.0f}, mean of {len(returns)} starts")
     figure.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(figure)
     print(f"{path}: mean return of the agent {np.mean(returns):.1f}")
-
-
-def make_render_env(make_env, size, **kwargs):
-    try:
-        return make_env(**kwargs, width=size, height=size)
-    except TypeError:  # only MuJoCo environments have a size
-        return make_env(**kwargs)
 
 
 def main(args):
@@ -102,8 +95,8 @@ def main(args):
         out, suffixes = Path(args.picture), (".png",)
     if out.suffix not in suffixes or not (args.window or out.parent.is_dir()):
         sys.exit(f"{out}: expected a {' or '.join(suffixes)} file in a directory that exists")
-    if min(args.episodes, args.fps, args.size) < 1 or args.seed < 0:
-        sys.exit("--episodes, --fps and --size must be at least 1, --seed at least 0")
+    if args.episodes < 1 or args.seed < 0:
+        sys.exit("--episodes must be at least 1, --seed at least 0")
     _, settings, agent, dataset, metadata, make_env = runs.load_run(args.run)
     if args.picture:
         import d4rl_tasks
@@ -114,16 +107,13 @@ def main(args):
         return draw_maze(agent, dataset, env, out, args.seed)
 
     try:
-        if args.window:
-            env = make_env(render_mode="human")
-        else:
-            env = make_render_env(make_env, args.size, render_mode="rgb_array")
+        env = make_env(render_mode="human" if args.window else "rgb_array")
         env.reset(seed=args.seed)
         env.render()
     except Exception as error:  # of many libraries: OpenGL, GLFW, pygame
         sys.exit(f"{settings.env_id}: the environment cannot be rendered here ({error})")
-    speed = env.metadata.get("render_fps", args.fps)
-    render_every = 0 if args.window else max(1, round(speed / args.fps))
+    speed = env.metadata.get("render_fps", FPS)
+    render_every = 0 if args.window else max(1, round(speed / FPS))
     frames = []
     for episode in range(args.episodes):
         episode_return, _, new_frames = play(agent, env, args.seed + episode, render_every)

@@ -41,10 +41,19 @@ import tyro
 from tqdm import tqdm
 
 from baselines.td3_bc import CriticEnsemble, optimizer_step, polyak_update  # two hidden layers
-from tools.runs import DATA, import_script, load_agent, load_checkpoint, load_data, read_runs
+from tools.runs import (
+    DATA,
+    FINETUNE,
+    import_script,
+    load_agent,
+    load_checkpoint,
+    load_data,
+    read_runs,
+)
 
-COLUMNS = ("run", "v", "v_low", "v_high", "impossible", "bc", "min_q", "score", "step")
-SETTINGS = ("gradient_steps", "num_critics", "tau", "batch_size", "learning_rate", "seed")
+COLUMNS = ("run", "v", "v_low", "v_high", "impossible", "bc", "min_q", "score", "step", "doubt")
+SETTINGS = ("gradient_steps", "num_critics", "seed")
+TAU, BATCH_SIZE, LEARNING_RATE = 0.05, 256, 1e-3
 
 
 @dataclass
@@ -53,9 +62,6 @@ class Args:
     gradient_steps: int = 10_000  # number of gradient steps per run
     num_critics: int = 3  # number of critics
     gamma: float | None = None  # discount factor (default: that of the runs)
-    tau: float = 0.05  # Polyak coefficient of the target critics
-    batch_size: int = 256  # batch size
-    learning_rate: float = 1e-3  # learning rate
     seed: int = 1  # random seed for critics, batches and bootstrap
     cuda: bool = True  # use the GPU if there is one
     csv: str | None = None  # file to write the table to, as CSV
@@ -69,7 +75,7 @@ def choose_runs(args):
             sys.exit(f"{run.path}: a CSV file has no policies, expected run directories")
         if run.status == "diverged":
             reason = "diverged"
-        elif run.script.startswith("finetune") and not run.args["checkpoint"]:
+        elif run.script in FINETUNE and not run.args["checkpoint"]:
             reason = "was trained from scratch, without a dataset"
         elif not Path(run.path, "checkpoint.pt").exists():
             reason = "has no checkpoint yet"
@@ -127,15 +133,15 @@ def evaluate_policy(agent, dataset, starts, gamma, args, bar):
     sizes = args.num_critics, obs.shape[1], next_actions.shape[1]
     critics = CriticEnsemble(*sizes, "torch").to(obs.device)
     target = copy.deepcopy(critics).requires_grad_(False)
-    optimizer = torch.optim.Adam(critics.parameters(), args.learning_rate, fused=True)
+    optimizer = torch.optim.Adam(critics.parameters(), LEARNING_RATE, fused=True)
     for _ in range(args.gradient_steps):
-        i = torch.randint(len(obs), (args.batch_size,), device=obs.device)
+        i = torch.randint(len(obs), (BATCH_SIZE,), device=obs.device)
         with torch.no_grad():
             next_q = target(next_obs[i], next_actions[i]).mean(dim=0)
             y = rewards[i] + gamma * (1 - dataset.dones[i]) * next_q.clamp(low, high)
         q = critics(obs[i], dataset.actions[i])
         optimizer_step(optimizer, len(q) * F.mse_loss(q, y.expand_as(q)))
-        polyak_update(target, critics, args.tau)
+        polyak_update(target, critics, TAU)
         bar.update()
 
     with torch.no_grad():
@@ -152,8 +158,8 @@ def evaluate_policy(agent, dataset, starts, gamma, args, bar):
     for _ in range(1_000):
         members, states = (rng.integers(size, size=size) for size in v.shape)
         means.append(v[np.ix_(members, states)].mean())
-    low, high = np.percentile(means, [2.5, 97.5]).tolist()
-    row = {"v": float(v.mean()), "v_low": low, "v_high": high}
+    v_low, v_high = np.percentile(means, [2.5, 97.5]).tolist()
+    row = {"v": float(v.mean()), "v_low": v_low, "v_high": v_high}
     return row | {"bc": distance.item(), "min_q": min_q, "impossible": impossible}
 
 
@@ -178,12 +184,10 @@ def print_table(rows):
 
 
 def main(args):
-    if min(args.gradient_steps, args.num_critics, args.batch_size) < 1:
-        sys.exit("--gradient-steps, --num-critics and --batch-size must be at least 1")
-    if not 0 <= (args.gamma or 0) < 1 or not 0 < args.tau <= 1:
-        sys.exit("--gamma must be from 0 to below 1, --tau above 0 and at most 1")
-    if not 0 < args.learning_rate < np.inf or args.seed < 0:
-        sys.exit("--learning-rate must be above 0 and finite, --seed at least 0")
+    if min(args.gradient_steps, args.num_critics) < 1 or args.seed < 0:
+        sys.exit("--gradient-steps and --num-critics must be at least 1, --seed at least 0")
+    if not 0 <= (args.gamma or 0) < 1:
+        sys.exit("--gamma must be from 0 to below 1")
     if args.csv and (Path(args.csv).is_dir() or not Path(args.csv).parent.is_dir()):
         sys.exit(f"--csv {args.csv}: not a file in an existing directory")
     runs, steps, gamma, data = choose_runs(args)

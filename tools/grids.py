@@ -1,7 +1,7 @@
 """The named grids of tools.sweep: a title, then the arguments of one or more sweeps."""
 
 from tools.paper import TABLE_1 as PAPER
-from tools.runs import SCRIPTS
+from tools.runs import FINETUNE, OFFLINE
 
 
 def datasets(*tasks):
@@ -38,7 +38,7 @@ GRIDS = {
     ),
     "paper-finetune": (
         "the runs of paper, and the fine-tuning of each",
-        f"{' '.join(SCRIPTS)} --env-id {TABLE_1} {SEEDS}",
+        f"{' '.join(OFFLINE + FINETUNE)} --env-id {TABLE_1} {SEEDS}",
     ),
     "paper-ablations": (
         "runs of paper, beta 0, N 2, no inflation, shared targets; critic-init torch (ours)",
@@ -70,14 +70,6 @@ GRIDS = {
         f"td3_bc_n --env-id {TINY} --num-critics 2 5 10 20 --beta 0 0.02 0.2 1 "
         "--independent-targets false true --bc-inflation 1 --seed 1",
     ),
-    "tiny-ablations": (
-        "the full method and four ablations, on the bundled dataset",
-        f"td3_bc_n --env-id {TINY} {SEEDS}",
-        f"td3_bc_n --env-id {TINY} --beta 0 {SEEDS}",
-        f"td3_bc_n --env-id {TINY} --num-critics 2 {SEEDS}",
-        f"td3_bc_n --env-id {TINY} --independent-targets {SEEDS}",
-        f"td3_bc_n --env-id {TINY} --critic-init torch {SEEDS}",
-    ),
     "tiny-baselines": (
         "all methods on the bundled dataset, with more than one value of their main argument",
         f"td3_bc_n sac_bc_n bc --env-id {TINY} {SEEDS}",
@@ -87,10 +79,5 @@ GRIDS = {
         f"edac --env-id {TINY} --eta 0.1 1 10 {SEEDS}",
         f"msg --env-id {TINY} --alpha-prime 0.1 0.5 2 {SEEDS}",
         f"sac_bc_n --env-id {TINY} --beta 0 --num-critics 10 50 {SEEDS}",
-    ),
-    "tiny-first-hour": (
-        "offline, fine-tuning of each run, and TD3 and SAC from scratch, on the bundled dataset",
-        f"{' '.join(SCRIPTS)} --env-id {TINY} {SEEDS}",
-        f"{' '.join(SCRIPTS[2:])} --env-id {TINY} --num-critics 2 --batch-size 64 {SEEDS}",
     ),
 }

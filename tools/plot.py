@@ -9,7 +9,8 @@ Runs that differ only in their seed are one experiment: one curve. Runs on diffe
 different environments are never one experiment. Of two runs with the same experiment and seed, the
 finished one counts; if both are finished, the newer one.
 
-The table is about the last evaluation of the finished runs. Scores are means, and +- is the
+The table is about the last evaluation of the finished runs, and has the paper's score of its
+settings, if D4RL's data or data made in the same way were used. Scores are means, and +- is the
 standard error over seeds; if there is one seed, over its episodes, and the table says so. Bands in
 the picture are the same. A second table is about the stability of fine-tuning: the score before it,
 the largest drop below that score, the step at which it is reached again, and the mean of the last
@@ -27,7 +28,16 @@ import numpy as np
 import tyro
 
 from tools import paper
-from tools.runs import dataset_return, normalized_scores, read_runs, settings, write_csv
+from tools.runs import (
+    FINETUNE,
+    dataset_return,
+    default_args,
+    differing_settings,
+    experiment_settings,
+    normalized_scores,
+    read_runs,
+    write_csv,
+)
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -44,7 +54,7 @@ class Args:
 
 
 def is_online(run):
-    return run.script.startswith("finetune")
+    return run.script in FINETUNE
 
 
 def group(runs):
@@ -59,7 +69,7 @@ def group(runs):
             reason = never if run.history else "no evaluation yet"
             print(f"left out: {run.path} ({reason})", file=sys.stderr)
             continue
-        seeds = experiments[run.script, json.dumps(settings(run), sort_keys=True)]
+        seeds = experiments[run.script, json.dumps(experiment_settings(run), sort_keys=True)]
         other = seeds.get(run.args["seed"])
         if other and other.status == "finished" and run.status != "finished":
             run, other = other, run
@@ -67,19 +77,19 @@ def group(runs):
             reason = f"same experiment and seed as {run.path}"
             print(f"left out: {other.path} ({reason})", file=sys.stderr)
         seeds[run.args["seed"]] = run
-    named, alike = {}, defaultdict(list)
-    for (script, key), seeds in experiments.items():
-        name = f"{script}, {json.loads(key)['env_id']}"
-        scratch = all(run.metadata["dataset"] is None for run in seeds.values())
-        alike[script, name + (", from scratch" if scratch else "")].append(key)
-    for (script, title), keys in alike.items():
-        values = [json.loads(key) for key in keys]
-        names = dict.fromkeys(name for one in values for name in one)
-        differing = [name for name in names if len({str(one.get(name)) for one in values}) > 1]
-        for key, one in zip(keys, values, strict=True):
-            differences = [f"{name} {one.get(name)}" for name in differing]
-            seeds = experiments[script, key]
-            named[", ".join([title, *differences])] = [seeds[s] for s in sorted(seeds)]
+    named, by_title = {}, defaultdict(list)
+    for seeds in experiments.values():
+        runs = [seeds[seed] for seed in sorted(seeds)]
+        title = f"{runs[0].script}, {runs[0].args['env_id']}"
+        if all(run.metadata["dataset"] is None for run in runs):
+            title += ", from scratch"
+        by_title[title].append(runs)
+    for title, members in by_title.items():
+        differing = sorted(differing_settings([runs[0] for runs in members]))
+        for runs in members:
+            values = experiment_settings(runs[0])
+            differences = [f"{name} {values.get(name)}" for name in differing]
+            named[", ".join([title, *differences])] = runs
     return named
 
 
@@ -171,13 +181,16 @@ def draw_panel(experiments, axes):
 
 
 def paper_score(run):
-    """The paper's score, for offline runs on D4RL's data or on data made by D4RL's recipe."""
+    """The paper's score, if the run has its settings, on D4RL's data or data made by its recipe."""
     env_id, regenerated = run.args["env_id"], run.metadata.get("source") == "tools.make_maze2d"
-    method = run.script
+    method, may_differ = run.script, {"gradient_steps"}
     if method == "sac_bc_n" and run.args["beta"] == 0 and not env_id.startswith("halfcheetah"):
         method = "sac_n"  # on halfcheetah, beta is 0 in SAC-BC-N, too
+        may_differ |= {"beta", "num_critics"}
     scores = paper.SCORES.get(method, {})  # none for fine-tuning, IQL, CQL and BC
-    if env_id not in scores:
+    defaults = default_args(run.script, env_id)
+    names = experiment_settings(run).keys() & defaults.keys() - may_differ
+    if env_id not in scores or any(run.args[name] != defaults[name] for name in names):
         return ""
     score = f"{scores[env_id]:.1f}"
     if run.metadata.get("comparable_with_paper"):

@@ -4,21 +4,20 @@ import contextlib
 import csv
 import importlib
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-SCRIPTS = ("td3_bc_n", "sac_bc_n", "finetune_td3_bc_n", "finetune_sac_bc_n")
+OFFLINE, FINETUNE = ("td3_bc_n", "sac_bc_n"), ("finetune_td3_bc_n", "finetune_sac_bc_n")
 BASELINES = ("bc", "td3_bc", "iql", "cql", "edac", "msg")
-ALGORITHMS = SCRIPTS + BASELINES
+ALGORITHMS = OFFLINE + FINETUNE + BASELINES
 # Arguments that do not make another experiment
 INCIDENTAL = {"seed", "run_name", "runs_dir", "resume", "checkpoint", "track", "log_frequency"}
 INCIDENTAL |= {"trust_env", "cuda", "cudagraphs", "compile", "matmul_precision"}
 INCIDENTAL |= {"eval_frequency", "eval_episodes"}
-# Metadata that do
+# Metadata that make another experiment
 DATA = ("dataset", "source", "transitions", "environment")
 METADATA = (*DATA, "mean_return", "ref_min_score", "ref_max_score", "comparable_with_paper")
 EVALUATION = ("step", "score", "score_stderr", "score_worst", "eval_return")
@@ -90,15 +89,12 @@ def default_args(script, env_id):
 
 def write_csv(runs, path):
     """One row per evaluation. Arguments are those that differ from the defaults of the task."""
-    git, commit = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"], ""
-    with contextlib.suppress(OSError):  # git is not installed
-        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     with open(path, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*COLUMNS, *METADATA, "commit"])
+        writer.writerow([*COLUMNS, *METADATA])
         for run in runs:
             env_id, seed = run.args["env_id"], run.args["seed"]
-            arguments, defaults = settings(run), default_args(run.script, env_id)
+            arguments, defaults = experiment_settings(run), default_args(run.script, env_id)
             for name in arguments.keys() & (*DATA, *defaults):
                 if name in DATA or arguments[name] == defaults[name]:
                     del arguments[name]
@@ -108,7 +104,7 @@ def write_csv(runs, path):
             for entry in run.history:
                 values = [entry.get(key, "") for key in EVALUATION]
                 seconds = round(entry["step"] / run.steps_per_second, 1)
-                writer.writerow([*row, *values, seconds, *metadata, commit])
+                writer.writerow([*row, *values, seconds, *metadata])
 
 
 def read_csv(path):
@@ -137,7 +133,7 @@ def read_csv(path):
     return list(runs.values())
 
 
-def settings(run):
+def experiment_settings(run):
     """What makes an experiment: arguments, data and, of fine-tuning, arguments of the offline run.
 
     The arguments of the offline run are known if it is beside this run or at its old place.
@@ -157,6 +153,13 @@ def settings(run):
                 if name not in INCIDENTAL and name not in run.args
             }
     return values
+
+
+def differing_settings(runs):
+    """Names of the settings that differ between these runs."""
+    values = [experiment_settings(run) for run in runs]
+    names = dict.fromkeys(name for one in values for name in one)
+    return [name for name in names if len({str(one.get(name)) for one in values}) > 1]
 
 
 def load_checkpoint(path):
@@ -190,7 +193,7 @@ def load_agent(path):
 
 def load_data(script, args):
     """Dataset, metadata and make_env (or None) of a run. From scratch, the dataset is empty."""
-    if script.__name__.startswith("finetune") and not args.checkpoint:
+    if script.ALGORITHM in FINETUNE and not args.checkpoint:
         return script.load_env(args.env_id)
     return script.load_data(args.env_id, args.trust_env)
 
@@ -200,8 +203,10 @@ def load_run(path, needs_env=True):
     try:
         old = load_checkpoint(path)["metadata"]
         script, args, agent = load_agent(path)
-    except (KeyError, TypeError, ValueError) as error:
+    except ValueError as error:
         sys.exit(str(error))
+    except (KeyError, TypeError) as error:
+        sys.exit(f"{path}: written by another version of this project ({error!r})")
     dataset, metadata, make_env = load_data(script, args)
     for key in DATA[1:]:  # they change if D4RL's file is not there any more
         if metadata[key] != old[key]:

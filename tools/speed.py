@@ -3,7 +3,7 @@
     python -m tools.speed                                  (all methods, N as in their scripts)
     python -m tools.speed sac_bc_n sac_bc_n:50 edac:10     (these, SCRIPT or SCRIPT:N)
     python -m tools.speed iql --task pen-human-v1 --seconds 20
-    python -m tools.speed --device cuda --json speed.json
+    python -m tools.speed --json speed.json                (for studies.efficiency)
 
 All methods take turns in one process, so that other load on the machine affects all alike. Numbers
 are medians over 20 rounds, or fewer if the steps are slow (at least 3). td3_bc_n with N = 10 is
@@ -32,10 +32,10 @@ import torch
 import tyro
 
 from d4rl_tasks import TASKS
-from tools.paper import SCRIPT_COSTS
-from tools.runs import BASELINES, SCRIPTS, import_script
+from tools.paper import SECONDS
+from tools.runs import BASELINES, OFFLINE, import_script
 
-METHODS = SCRIPTS[:2] + BASELINES
+METHODS = OFFLINE + BASELINES
 REFERENCE = "td3_bc_n:10"
 
 
@@ -44,10 +44,10 @@ class Args:
     # methods to measure, SCRIPT or SCRIPT:N; the default of N, the number of critics, is by task
     methods: tyro.conf.Positional[tuple[str, ...]] = METHODS
     task: str = "hopper-medium-v2"  # D4RL task, for its dimensions and the settings of the methods
-    device: Literal["cpu", "cuda"] = "cpu"  # device to measure on
+    cuda: bool = True  # use the GPU if there is one
     seconds: float = 60.0  # time for all methods together, after the warm-up
-    cudagraphs: bool = True  # capture the train step in a CUDA graph
-    matmul_precision: Literal["highest", "high", "medium"] = "highest"  # high: TF32 on a GPU
+    # precision of float32 matmuls; high: TF32 on a GPU, medium: bfloat16 on CPUs that have it
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
     json: str | None = None  # file to write the rows to, for studies.efficiency
 
 
@@ -62,11 +62,12 @@ def parse_method(text, task):
     return script, script.Args(**{"env_id": task, **script.task_defaults(task), **num_critics})
 
 
-def make_steps(script, settings, dataset, use_graphs):
+def make_steps(script, settings, dataset):
     """A function that does two train steps: TD3 updates the actor in every second one."""
     device = dataset[0].device
+    on_gpu = device.type == "cuda"  # the steps are then captured in a CUDA graph
     agent = script.Agent(dataset[0].shape[1], dataset[1].shape[1], settings).to(device)
-    adam = partial(torch.optim.Adam, lr=settings.learning_rate, fused=True, capturable=use_graphs)
+    adam = partial(torch.optim.Adam, lr=settings.learning_rate, fused=True, capturable=on_gpu)
     parts = {name: getattr(agent, name, None) for name in ("critics", "actor", "value")}
     optimizers = {name: adam(part.parameters()) for name, part in parts.items() if part is not None}
     if hasattr(agent, "log_alpha"):
@@ -86,9 +87,9 @@ def make_steps(script, settings, dataset, use_graphs):
     return two_steps
 
 
-def time_alternately(functions, seconds, device):
+def time_alternately(functions, seconds, on_gpu):
     """Seconds per call: a row per round, a column per function."""
-    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    synchronize = torch.cuda.synchronize if on_gpu else lambda: None
 
     def time_calls(function, calls):
         synchronize()
@@ -109,10 +110,10 @@ def time_alternately(functions, seconds, device):
     return np.array(rows)
 
 
-def measure(methods, args):
+def measure(methods, device, args):
     """Times of all methods relative to the first, as rows of the table."""
     # As in the main programs of the scripts
-    use_graphs = args.device == "cuda" and args.cudagraphs
+    on_gpu = device == "cuda"
     torch.manual_seed(0)
     torch.set_float32_matmul_precision(args.matmul_precision)
     torch.use_deterministic_algorithms(True)
@@ -120,24 +121,24 @@ def measure(methods, args):
     if sys.platform == "linux":
         for option in (-1, -3):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
             ctypes.CDLL("libc.so.6").mallopt(option, 2**30)
-    if args.device == "cuda":
+    if on_gpu:
         torch.cuda.set_stream(torch.cuda.Stream())
 
     env = gym.make(gym.spec(args.task))
     shapes = env.observation_space.shape, env.action_space.shape, (), env.observation_space.shape
-    dataset = [torch.rand(1_000_000, *shape, device=args.device) * 2 - 1 for shape in shapes]
+    dataset = [torch.rand(1_000_000, *shape, device=device) * 2 - 1 for shape in shapes]
     dataset.append((dataset[2] > 0.98).float())  # dones
     functions = []
     for script, settings in methods:
-        steps = make_steps(script, settings, dataset, use_graphs)
-        functions.append(script.CudaGraph(steps) if use_graphs else steps)
-    times = time_alternately(functions, args.seconds, args.device)
+        steps = make_steps(script, settings, dataset)
+        functions.append(script.CudaGraph(steps) if on_gpu else steps)
+    times = time_alternately(functions, args.seconds, on_gpu)
     return [
         {
             "script": script.ALGORITHM,
             "num_critics": getattr(settings, "num_critics", 0),
             "task": args.task,
-            "device": args.device,
+            "device": device,
             "steps_per_second": 2 / float(np.median(times[:, i])),
             "relative_time": float(np.median(times[:, i] / times[:, 0])),
         }
@@ -146,8 +147,7 @@ def measure(methods, args):
 
 
 def main(args):
-    if args.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("--device cuda: no GPU found")
+    device = "cuda" if args.cuda and torch.cuda.is_available() else "cpu"
     if args.task not in TASKS:
         sys.exit(f"--task {args.task}: expected one of {', '.join(TASKS)}")
     if not args.seconds > 0:
@@ -159,16 +159,16 @@ def main(args):
     if args.json and not Path(args.json).parent.is_dir():
         sys.exit(f"--json {args.json}: cannot be written, there is no such directory")
 
-    where = f"{args.device}, CPU threads: {torch.get_num_threads()}, torch {torch.__version__}"
+    where = f"{device}, CPU threads: {torch.get_num_threads()}, torch {torch.__version__}"
     print(f"{args.task}, {where}; {args.seconds:g} s after the warm-up\n", flush=True)
-    rows = measure(list(methods.values()), args)
+    rows = measure(list(methods.values()), device, args)
     header = ["script", "N", "steps/s", "s / 10,000 steps", "time"]
     header += ["paper (RTX 2080 Ti): s / 10,000 steps", "paper: time"]
     print(f"| {' | '.join(header)} |", "|---" * len(header) + "|", sep="\n")
     for row in rows:
         method, speed = (row["script"], row["num_critics"]), row["steps_per_second"]
         cells = [*method, f"{speed:.1f}", f"{10_000 / speed:.0f}", f"{row['relative_time']:.2f}"]
-        paper, reference = (SCRIPT_COSTS.get(m, [None])[0] for m in (method, ("td3_bc_n", 10)))
+        paper, reference = SECONDS.get(method), SECONDS["td3_bc_n", 10]
         cells += [paper, f"{paper / reference:.2f}"] if paper else ["-", "-"]
         print(f"| {' | '.join(map(str, cells))} |")
     if args.json:

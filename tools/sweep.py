@@ -8,19 +8,17 @@
 
 Scripts or named grids come first, then arguments. Every argument of the scripts can have several
 values, and the runs are their product. An argument goes to those scripts that have it. Boolean
-arguments are flags as in the scripts, or take values: --independent-targets true false. Arguments
-after -- are appended unchanged to every command. In a named grid, arguments replace its values;
-datasets that are in the grid select a part of it.
+arguments are flags as in the scripts, or take values: --independent-targets true false. In a named
+grid, arguments replace its values; datasets that are in the grid select a part of it.
 
 The name of a run is made from its script and the given arguments. To resume a sweep, repeat its
 command: finished runs are skipped, interrupted runs are resumed, missing ones are started. A run
 that diverged (non-finite losses) is not run again: remove its directory to do so. The output of a
-run is in RUNS_DIR/logs. At the end there are a table of scores and RUNS_DIR/returns.csv, with the
-return of each episode in the last evaluation of all finished runs.
+run is in RUNS_DIR/logs. At the end there is the table of tools.plot. The returns of all episodes of
+the last evaluation are in result.json of each run.
 """
 
 import argparse
-import csv
 import hashlib
 import json
 import os
@@ -41,14 +39,7 @@ from typing import NamedTuple, get_args
 from tqdm import tqdm
 
 from tools.grids import GRIDS, TINY
-from tools.runs import (
-    ALGORITHMS,
-    SCRIPTS,
-    import_script,
-    normalized_scores,
-    read_runs,
-    script_path,
-)
+from tools.runs import ALGORITHMS, FINETUNE, import_script, read_runs, script_path
 
 try:
     import fcntl
@@ -56,7 +47,6 @@ except ModuleNotFoundError:
     fcntl = None  # Windows: nothing keeps two sweeps from starting the same run
 
 ROOT = Path(__file__).resolve().parent.parent
-FINETUNE = SCRIPTS[2:]
 DONE = ("finished", "diverged")
 
 # --- From arguments to runs ---
@@ -66,7 +56,6 @@ class Job(NamedTuple):
     name: str  # of the run directory
     script: str
     arguments: dict  # of the script
-    passed_on: list  # more arguments of the script, as they are
     parent: "Job | None"  # the offline run that this run fine-tunes
 
 
@@ -81,7 +70,7 @@ def script_arguments():
 def make_parser():
     types = script_arguments()
     parser = argparse.ArgumentParser(
-        usage="python -m tools.sweep SCRIPTS | GRID [options] [--ARGUMENT VALUES ...] [-- ...]",
+        usage="python -m tools.sweep SCRIPTS | GRID [options] [--ARGUMENT VALUES ...]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -144,33 +133,34 @@ def make_sweeps(names, given, parser):
     return [(scripts, values | given) for scripts, values in sweeps]
 
 
-def make_jobs(sweeps, passed_on=()):
+def make_jobs(sweeps):
     """All runs as {name: job}. Offline runs are before those that fine-tune them."""
     jobs, types = {}, script_arguments()
     for scripts, arguments in sweeps:
         made = []
         for script in sorted(scripts, key=FINETUNE.__contains__):
-            offline = script.removeprefix("finetune_")
+            offline, is_finetune = script.removeprefix("finetune_"), script in FINETUNE
             given = {name: arguments[name] for name in arguments if name in types[script]}
-            shared, parents = [], [None]
-            if script != offline and offline in scripts and "checkpoint" not in given:
-                shared = [name for name in given if name in types[offline]]
+            inherited, parents = [], [None]
+            if is_finetune and offline in scripts and "checkpoint" not in given:
+                # Arguments that both scripts have come from the offline run, the others are swept.
+                inherited = [name for name in given if name in types[offline]]
                 parents = [job for job in made if job.script == offline]
-            elif script != offline and "checkpoint" not in given and "env_id" not in given:
+            elif is_finetune and "checkpoint" not in given and "env_id" not in given:
                 sys.exit(f"{script} needs {offline} before it, or --checkpoint, or --env-id")
-            elif "checkpoint" not in given:
-                given = {"env_id": [TINY]} | given | {"seed": given.get("seed", [1])}  # defaults
-            own = {name: values for name, values in given.items() if name not in shared}
-            for parent, values in product(parents, product(*own.values())):
-                swept = dict(zip(own, values, strict=True))
-                inherited = {name: parent.arguments[name] for name in shared}
-                name = run_name(script, parent, swept, passed_on)
-                made.append(Job(name, script, inherited | swept, list(passed_on), parent))
+            elif "checkpoint" not in given:  # the name of a run always has dataset and seed
+                given = {"env_id": [TINY]} | given | {"seed": given.get("seed", [1])}
+            swept = {name: values for name, values in given.items() if name not in inherited}
+            for parent, own in product(parents, product(*swept.values())):
+                own = dict(zip(swept, own, strict=True))
+                name = run_name(script, parent, own)
+                values = {name: parent.arguments[name] for name in inherited} | own
+                made.append(Job(name, script, values, parent))
         jobs |= {job.name: job for job in made}
     return jobs
 
 
-def run_name(script, parent, arguments, passed_on):
+def run_name(script, parent, arguments):
     """Different arguments give different names, and the same arguments the same name."""
     scratch = script in FINETUNE and not parent and "checkpoint" not in arguments
     parts = [f"finetune_{parent.name}" if parent else script]
@@ -178,7 +168,7 @@ def run_name(script, parent, arguments, passed_on):
     parts += ["scratch"] if scratch else []
     names = sorted(arguments, key=lambda name: (name == "seed", name))  # seed last
     parts += [f"{name}={arguments[name]}" for name in names if name != "env_id"]
-    text = "__".join(parts if parent else [*parts, *passed_on])
+    text = "__".join(parts)
     name = re.sub(r"[^\w.=+-]", "-", text, flags=re.ASCII)
     if name != text or len(name) > 150:
         name = f"{name[:140]}__{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -220,7 +210,7 @@ def make_command(job, runs_dir):
         command += flags.get(value, [f"--{option}", str(value)])
     if job.parent:
         command += ["--checkpoint", str(Path(runs_dir, job.parent.name))]
-    return [*command, "--runs-dir", runs_dir, "--run-name", job.name, *job.passed_on]
+    return [*command, "--runs-dir", runs_dir, "--run-name", job.name]
 
 
 def run_job(job, runs_dir, cwd, cpus, should_stop, offline=None):
@@ -362,35 +352,10 @@ def dry_run(jobs, runs_dir):
         print(f"not printed: {count} runs whose offline run is {status}", file=sys.stderr)
 
 
-def write_results(jobs, runs_dir):
-    """Prints the table of tools.plot and writes returns.csv."""
-    from tools import plot  # takes a while: it imports Matplotlib
-
-    runs = read_runs([Path(runs_dir, job.name) for job in jobs])
-    print(f"\n{plot.table(plot.group(runs))}")
-    finished = {run.path.name: run for run in plot.finished(runs)}
-    swept = dict.fromkeys(name for job in jobs for name in job.arguments)
-    swept |= {"checkpoint": None} if any(job.parent for job in jobs) else {}
-    swept = [name for name in swept if name not in ("env_id", "seed")]
-    with open(Path(runs_dir, "returns.csv"), "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["script", "env_id", *swept, "seed", "episode", "return", "score"])
-        for job, run in ((job, finished[job.name]) for job in jobs if job.name in finished):
-            args = (job.parent.arguments if job.parent else {}) | run.args
-            row = [run.script, args["env_id"], *(args.get(name) for name in swept), args["seed"]]
-            scores = normalized_scores(run.returns, run.metadata)
-            for i, pair in enumerate(zip(run.returns, scores, strict=True)):
-                writer.writerow([*row, i, *pair])
-    print(f"returns of all episodes: {Path(runs_dir, 'returns.csv')}")
-
-
 def main(argv=None):
-    argv = sys.argv[1:] if argv is None else argv
-    end = argv.index("--") if "--" in argv else len(argv)
-    passed_on = argv[end + 1 :]
     parser = make_parser()
-    args = parser.parse_args(argv[:end])
-    jobs = make_jobs(make_sweeps(args.names, given_arguments(args), parser), passed_on)
+    args = parser.parse_args(argv)
+    jobs = make_jobs(make_sweeps(args.names, given_arguments(args), parser))
     if args.gpus_per_run is not None and not args.ray:
         parser.error("--gpus-per-run needs --ray")
     if args.gpus_per_run is not None and args.gpus_per_run < 0:
@@ -418,7 +383,7 @@ def main(argv=None):
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
 
-    def should_stop():
+    def should_stop():  # called several times per second
         bar.refresh()
         return bool(signals)
 
@@ -441,7 +406,10 @@ def main(argv=None):
         sys.exit(128 + signals[0])
     done = [job for job in jobs.values() if results[job.name][0] in DONE]
     if done:
-        write_results(done, args.runs_dir)
+        from tools import plot  # takes a while: it imports Matplotlib
+
+        runs = read_runs([Path(args.runs_dir, job.name) for job in done])
+        print(f"\n{plot.table(plot.group(runs))}")
     sys.exit(1 if counts["failed"] else 0)
 
 

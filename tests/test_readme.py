@@ -31,7 +31,8 @@ def commands():
             text = text.split('"""')[1]
         lines = re.findall(r"^(?:    )?((?:pip|python|tensorboard) .*)$", text, flags=re.MULTILINE)
         lines += re.findall(r"`((?:python|tensorboard) [^`]*)`", text)
-        found += [re.sub(r"\s+\([^()]*(?:\([^()]*\))?[^()]*\)$", "", line) for line in lines]
+        comment = r"\s+(#.*|\([^()]*(?:\([^()]*\))?[^()]*\))$"
+        found += [re.sub(comment, "", line) for line in lines]
     return sorted({part.strip() for line in found for part in line.split("&&")})
 
 
@@ -113,6 +114,10 @@ def test_every_link_and_line_exists(document):
         name, _, anchor = target.partition("#")
         file = (ROOT / document).parent / name if name else ROOT / document
         assert file.exists(), target
+        if anchor and file.suffix == ".md":
+            found = re.findall("^#+ (.*)$", file.read_text(), flags=re.MULTILINE)
+            headings = [re.sub(r"[^\w\- ]", "", x.lower()).replace(" ", "-") for x in found]
+            assert anchor in headings, target
         if anchor.startswith("L"):
             lines, code = file.read_text().splitlines(), label.strip("`")
             found = [i + 1 for i, line in enumerate(lines) if code in line]

@@ -1,8 +1,8 @@
 """TD3-BC-N: offline reinforcement learning with a critic ensemble and behavioural cloning.
 
 Beeson & Montana, "Balancing policy constraint and ensemble size in uncertainty-based offline
-reinforcement learning". N critics are trained on a fixed dataset, and the actor maximises their
-minimum, which penalises actions on which the critics disagree. Behavioural cloning (BC) keeps the
+reinforcement learning". N critics are trained on a fixed dataset, and the actor maximizes their
+minimum, which penalizes actions on which the critics disagree. Behavioural cloning (BC) keeps the
 actor close to the data. The critics then disagree more about other actions, and N = 10 suffices.
 
     next action   a' = clip(pi'(s') + clip(N(0, policy_noise), -noise_clip, noise_clip), -1, 1)

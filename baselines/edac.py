@@ -1,7 +1,7 @@
 """EDAC: offline reinforcement learning with a diversified critic ensemble.
 
 An et al., "Uncertainty-based offline reinforcement learning with diversified Q-ensemble". SAC-N,
-whose actor maximises the minimum of N critics, with a term that makes the gradients of the critics
+whose actor maximizes the minimum of N critics, with a term that makes the gradients of the critics
 differ. They then disagree more about actions outside the data, and fewer critics suffice. Not as in
 the original: critic_init, normalized observations, one learning rate (3e-5 for pen-human's actor).
 

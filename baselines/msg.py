@@ -1,7 +1,7 @@
 """MSG: offline reinforcement learning with independent critics and a lower confidence bound.
 
 Ghasemipour et al., "Why so pessimistic? Estimating uncertainties for offline RL through ensembles,
-and why their independence matters". The actor maximises mean + beta_lcb std of N critics; a penalty
+and why their independence matters". The actor maximizes mean + beta_lcb std of N critics; a penalty
 keeps it close to the data. The form of Beeson & Montana. In the original the penalty is that of CQL
 with one policy and one uniform action, training starts with BC, and the actor learns with 3e-5.
 

@@ -1,7 +1,7 @@
 """TD3+BC: offline reinforcement learning with twin critics and behavioural cloning.
 
 Fujimoto & Gu, "A minimalist approach to offline reinforcement learning". TD3 is trained on a fixed
-dataset: the actor maximises the first of two critics, and behavioural cloning (BC) keeps it close
+dataset: the actor maximizes the first of two critics, and behavioural cloning (BC) keeps it close
 to the data. This is the original form: shared targets, networks with two hidden layers. The rewards
 of antmaze and Adroit are transformed as in td3_bc_n.py.
 

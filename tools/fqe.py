@@ -8,7 +8,7 @@ The policy of each run is frozen, and a new ensemble of critics learns its value
     y = r + gamma (1 - d) mean_i Q'_i(s', pi(s'))
 
 The mean, not the minimum: the critics of a run are pessimistic, so that the actor stays near the
-data, and how much depends on N and beta. Here nothing is maximised. Next values are clipped to what
+data, and how much depends on N and beta. Here nothing is maximized. Next values are clipped to what
 is possible, the smallest and largest reward at every step. The policy is deterministic, as in
 evaluation and in tools.export: the mode of a Gaussian, not its samples.
 

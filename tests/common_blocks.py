@@ -55,7 +55,7 @@ def blocks(script):
     return found
 
 
-def common(source, script, own):
+def common(source, own):
     """Names of the blocks that both must have, in the order of the source."""
     return [name for name in blocks(source) if name not in own | OWN]
 
@@ -87,7 +87,7 @@ def main(write):
             continue
         changed = True
         ours, theirs = blocks(script), blocks(source)
-        names = [n for n in common(source, script, own) if ours.get(n) != theirs[n]]
+        names = [n for n in common(source, own) if ours.get(n) != theirs[n]]
         print(f"{script}.py: {', '.join(names) or 'order of blocks'} (from {source}.py)")
         if write:
             path.write_text(text)

@@ -9,8 +9,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from conftest import write_d4rl_file
 from test_runs import scalars
 
+import d4rl_tasks
 import finetune_sac_bc_n
 import finetune_td3_bc_n
 import td3_bc_n
@@ -157,7 +159,7 @@ def replay(run_dir, make_env):
 
 
 @pytest.mark.parametrize("script", [finetune_td3_bc_n, finetune_sac_bc_n])
-def test_the_buffer_holds_what_the_environment_returned(script, run, monkeypatch):
+def test_the_buffer_holds_what_the_environment_returned(script, run):
     """A termination is a done, a time limit is not; next_obs is never that of a reset."""
     gym.register(
         "ShortHopper-v0", "gymnasium.envs.mujoco.hopper_v5:HopperEnv", max_episode_steps=18
@@ -167,19 +169,6 @@ def test_the_buffer_holds_what_the_environment_returned(script, run, monkeypatch
     run_dir = run(script.__name__, *arguments, "--eval-episodes", 1)[1]
     ends = replay(run_dir, lambda: script.wrap_env(gym.make("ShortHopper-v0")))
     assert ends.count("terminated") > 3 and ends.count("truncated") > 3
-
-
-def test_rewards_are_transformed_online_as_offline(run, tmp_path, monkeypatch):
-    from conftest import write_d4rl_file
-
-    monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path))
-    name = "Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse.hdf5"
-    observations = 0.01 * np.random.default_rng(0).normal(size=(40, 29))
-    write_d4rl_file(tmp_path / name, 40, observations=observations, action_dim=8)
-    offline = run("td3_bc_n", "--env-id", "antmaze-umaze-v0", *OFFLINE)[1]
-    online = run("finetune_td3_bc_n", "--checkpoint", offline, *SHORT)[1]
-    rewards = load(online)["buffer"][2]
-    assert (rewards[7:] == -2).all(), "4 (0 - 0.5)"
 
 
 def test_a_point_at_its_goal_is_done_in_the_buffer_as_in_the_data(run, monkeypatch):
@@ -214,8 +203,6 @@ def test_td3_explores_with_gaussian_noise_and_sac_samples(run):
 
 
 def test_in_antmaze_training_keeps_one_goal_and_evaluation_draws_one_per_episode():
-    import d4rl_tasks  # noqa: F401
-
     def goals(**kwargs):
         env = gym.make(gym.spec("antmaze-umaze-v0"), **kwargs)
         found = []
@@ -229,11 +216,9 @@ def test_in_antmaze_training_keeps_one_goal_and_evaluation_draws_one_per_episode
     assert goals(fixed_goal=True) == goals(fixed_goal=True)
 
 
-def test_the_training_environment_of_antmaze_has_a_fixed_goal(run, tmp_path, monkeypatch):
-    from conftest import write_d4rl_file
-
-    import d4rl_tasks
-
+def test_fine_tuning_in_antmaze_transforms_the_rewards_and_keeps_one_goal(
+    run, tmp_path, monkeypatch
+):
     made, init = [], d4rl_tasks.AntMazeEnv.__init__
 
     def spy(self, *args, fixed_goal=False, **kwargs):
@@ -243,10 +228,12 @@ def test_the_training_environment_of_antmaze_has_a_fixed_goal(run, tmp_path, mon
     monkeypatch.setattr(d4rl_tasks.AntMazeEnv, "__init__", spy)
     monkeypatch.setenv("D4RL_DATASET_DIR", str(tmp_path))
     name = "Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse.hdf5"
-    write_d4rl_file(tmp_path / name, 40, observations=np.zeros((40, 29)), action_dim=8)
+    observations = 0.01 * np.random.default_rng(0).normal(size=(40, 29))
+    write_d4rl_file(tmp_path / name, 40, observations=observations, action_dim=8)
     offline = run("td3_bc_n", "--env-id", "antmaze-umaze-v0", *OFFLINE)[1]
     made.clear()
-    run("finetune_td3_bc_n", "--checkpoint", offline, *SHORT)
+    online = run("finetune_td3_bc_n", "--checkpoint", offline, *SHORT)[1]
+    assert (load(online)["buffer"][2][7:] == -2).all(), "4 (0 - 0.5), as offline"
     assert made.count(True) == 1 and made.count(False) >= 10
     made.clear()
     run("finetune_td3_bc_n", "--env-id", "antmaze-umaze-v0", "--num-critics", 2, *SHORT)
@@ -270,7 +257,7 @@ def test_checkpoints_of_environments_with_numpy_bools_can_be_loaded(algorithm, r
 
 
 @pytest.mark.parametrize("script", ["finetune_td3_bc_n", "finetune_sac_bc_n"])
-def test_integer_betas_decay_too(script, run):
+def test_the_beta_of_a_run_follows_its_schedule(script, run):
     arguments = ["--env-id", "Pendulum-v1", *SHORT, "--beta-start", 10, "--beta-end", 2]
     run_dir = run(script, *arguments, "--beta-decay-steps", 4, "--num-critics", 2)[1]
     values = [value for step, value in scalars(run_dir)[0]["charts/beta"] if step > 0]
@@ -302,16 +289,14 @@ def test_from_scratch_an_environment_without_time_limit_gets_one():
     ],
 )
 def test_mistakes_are_one_clear_line(arguments, message, run, tmp_path):
-    paths = {"TEXT": tmp_path / "text.pt"}
+    word, paths = arguments[1], {"TEXT": tmp_path / "text.pt"}
     paths["TEXT"].write_text("not a checkpoint")
-    for key, script in (("TD3", "td3_bc_n"), ("SAC", "sac_bc_n")):
-        if key in arguments or "OTHER" in arguments:
-            paths[key] = run(script, *HOPPER, *OFFLINE)[1]
-    if "OTHER" in arguments:
-        checkpoint = load(paths["TD3"])
+    if word in ("SAC", "TD3", "OTHER"):
+        paths[word] = run("sac_bc_n" if word == "SAC" else "td3_bc_n", *HOPPER, *OFFLINE)[1]
+    if word == "OTHER":
+        checkpoint = load(paths[word])
         checkpoint["metadata"]["environment"] = "Hopper-v4"
-        paths["OTHER"] = tmp_path / "other.pt"
-        torch.save(checkpoint, paths["OTHER"])
+        torch.save(checkpoint, paths[word] / "checkpoint.pt")
     arguments = [paths.get(argument, argument) for argument in arguments]
     process, run_dir = run("finetune_td3_bc_n", *arguments, *SHORT, check=False)
     assert process.returncode == 1 and run_dir is None

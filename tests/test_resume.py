@@ -1,9 +1,7 @@
-"""Resuming: exact after any interruption; signals, kill -9, full disks and bad checkpoints."""
+"""Resuming: exact after any interruption; signals, kill -9 and bad checkpoints."""
 
-import json
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -11,10 +9,10 @@ import time
 
 import pytest
 import torch
-from conftest import ROOT, collect, create, run_script
+from conftest import ROOT, run_script
 from test_runs import scalars
 
-OFFLINE, ONLINE = ["td3_bc_n", "sac_bc_n"], ["finetune_td3_bc_n", "finetune_sac_bc_n"]
+OFFLINE = ["td3_bc_n", "sac_bc_n"]
 COMMON = ["--num-critics", 2, "--batch-size", 16, "--log-frequency", 1, "--eval-episodes", 1]
 
 
@@ -26,10 +24,6 @@ def arguments(script, steps, eval_frequency=5):
         return ["--env-id", env_id, "--gradient-steps", steps, *COMMON, *frequency]
     steps = ["--learning-starts", 30, "--env-steps", steps]
     return ["--env-id", "Hopper-v5", *steps, *COMMON, *frequency]
-
-
-def steps_flag(script):
-    return "--gradient-steps" if script in OFFLINE else "--env-steps"
 
 
 def load(run_dir):
@@ -92,33 +86,25 @@ def saved(monkeypatch):
     return copies
 
 
-@pytest.mark.parametrize("script", ONLINE)
-def test_online_a_run_resumed_at_a_periodic_checkpoint_is_exact(script, run, saved, tmp_path):
+@pytest.mark.parametrize("algorithm", OFFLINE)
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_online_a_run_resumed_at_a_periodic_checkpoint_is_exact(
+    algorithm, checkpoint, run, saved, tmp_path
+):
     """As after kill -9: only the checkpoint at the end of an episode is left."""
-    whole = run(script, *arguments(script, 90))[1]
-    periodic = [step for step in saved if step < 90]
-    assert periodic and all(step > 0 for step in periodic)
-    assert not any(step % 5 == 0 for step in periodic[:2]), "they are at ends of episodes"
+    script = f"finetune_{algorithm}"
+    settings = arguments(script, 90)
+    if checkpoint:
+        settings[:2] = ["--checkpoint", run(algorithm, *arguments(algorithm, 4))[1]]
+        saved.clear()
+    whole = run(script, *settings)[1]
+    periodic = min(saved)
+    assert 0 < periodic < 90
     killed = tmp_path / "killed"
     killed.mkdir()
-    (killed / "checkpoint.pt").write_bytes(saved[periodic[0]])
+    (killed / "checkpoint.pt").write_bytes(saved[periodic])
     process, _ = run(script, "--resume", killed)
     assert "a new episode begins" not in process.stdout
-    assert_same_state(whole, killed)
-
-
-@pytest.mark.parametrize("algorithm", ["td3_bc_n", "sac_bc_n"])
-def test_fine_tuning_from_a_checkpoint_is_resumed_exactly(algorithm, run, saved, tmp_path):
-    offline = run(algorithm, *arguments(algorithm, 4))[1]
-    saved.clear()
-    start = ["--checkpoint", offline, "--learning-starts", 20, "--env-steps", 60]
-    start += ["--eval-frequency", 10, "--eval-episodes", 1, "--log-frequency", 5]
-    whole = run(f"finetune_{algorithm}", *start)[1]
-    killed = tmp_path / "killed"
-    killed.mkdir()
-    (killed / "checkpoint.pt").write_bytes(saved[min(saved)])
-    assert min(saved) < 60
-    run(f"finetune_{algorithm}", "--resume", killed)
     assert_same_state(whole, killed)
 
 
@@ -201,7 +187,7 @@ def test_offline_a_signal_saves_and_the_resumed_run_is_exact(script, number, run
 
 
 @pytest.mark.parametrize(("calls", "expected"), [(3, range(-30, 1)), (250, range(1, 100))])
-def test_online_a_signal_saves_from_the_first_step_on(calls, expected, run, signal_at, tmp_path):
+def test_online_a_signal_saves_from_the_first_step_on(calls, expected, run, signal_at):
     """Also during the steps before the first update. A new episode begins after the resume."""
     env_id = ["--env-id", "mujoco/hopper/medium-v0", "--gradient-steps", 2, *COMMON]
     offline = run("td3_bc_n", *env_id)[1]
@@ -224,22 +210,6 @@ def test_a_saved_buffer_has_no_unused_memory(run):
     checkpoint = load(run_dir)
     for column in checkpoint["buffer"]:
         assert column.untyped_storage().nbytes() == column.numel() * 4 and len(column) == 35
-
-
-def limit_file_size():
-    resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
-
-
-def test_a_full_disk_keeps_the_last_good_checkpoint(run, tmp_path):
-    run_dir = run("td3_bc_n", *arguments("td3_bc_n", 5))[1]
-    before = (run_dir / "checkpoint.pt").read_bytes()
-    command = [sys.executable, ROOT / "td3_bc_n.py", "--resume", run_dir, "--gradient-steps", "9"]
-    process = subprocess.run(
-        command, capture_output=True, text=True, preexec_fn=limit_file_size, cwd=tmp_path
-    )
-    assert process.returncode == 1
-    assert (run_dir / "checkpoint.pt").read_bytes() == before
-    run("td3_bc_n", "--resume", run_dir, "--gradient-steps", 9)
 
 
 def test_a_runs_directory_that_cannot_be_created_is_one_line_before_training(tmp_path):
@@ -266,12 +236,14 @@ def test_no_code_in_a_checkpoint_is_executed(script, run, tmp_path, monkeypatch)
 
 
 def test_what_cannot_be_resumed_is_one_clear_line(run, tmp_path):
-    run_dir = run("td3_bc_n", *arguments("td3_bc_n", 5))[1]
+    online = "finetune_td3_bc_n"
+    run_dir, online_dir = (run(name, *arguments(name, 5))[1] for name in ("td3_bc_n", online))
     (tmp_path / "empty.pt").touch()
     cases = [
         ("td3_bc_n", [run_dir, "--gamma", 0.9], "gamma cannot change from 0.99 to 0.9"),
-        ("td3_bc_n", [run_dir, "--gradient-steps", 0], "gradient_steps must be from 1"),
         ("td3_bc_n", [run_dir, "--gradient-steps", 4], "already at step 5"),
+        (online, [online_dir, "--gamma", 0.9], "gamma cannot change from 0.99 to 0.9"),
+        (online, [online_dir, "--env-steps", 4], "already at step 5"),
         ("td3_bc_n", [tmp_path / "nowhere"], "nowhere: not a checkpoint"),
         ("td3_bc_n", [""], "checkpoint.pt: not a checkpoint"),
         ("td3_bc_n", [tmp_path / "empty.pt"], "empty.pt: not a checkpoint"),
@@ -288,12 +260,7 @@ def test_what_cannot_be_resumed_is_one_clear_line(run, tmp_path):
 
 
 def test_a_run_is_not_resumed_on_other_data(run):
-    import gymnasium as gym
-
-    env = gym.make("Hopper-v5", max_episode_steps=5)
-    create("tests/changing-v0", collect(env, 4, seed=0), env)
-    settings = ["--env-id", "tests/changing-v0", "--gradient-steps", 2, *COMMON]
-    run_dir = run("td3_bc_n", *settings)[1]
+    run_dir = run("td3_bc_n", *arguments("td3_bc_n", 2))[1]
     checkpoint = load(run_dir)
     for key, value in (("transitions", 9), ("source", "d4rl"), ("environment", "Hopper-v4")):
         changed = checkpoint | {"metadata": checkpoint["metadata"] | {key: value}}
@@ -303,11 +270,3 @@ def test_a_run_is_not_resumed_on_other_data(run):
         assert (
             f"{key} is {checkpoint['metadata'][key]}, in the checkpoint {value}" in process.stderr
         )
-
-
-def test_a_result_is_written_atomically(run, monkeypatch):
-    replaced, replace = [], os.replace
-    monkeypatch.setattr(os, "replace", lambda a, b: replaced.append(b.name) or replace(a, b))
-    run_dir = run("td3_bc_n", *arguments("td3_bc_n", 5))[1]
-    assert replaced == ["checkpoint.pt", "result.json", "result.json"]
-    assert json.loads((run_dir / "result.json").read_text())["history"][-1]["step"] == 5

@@ -1,5 +1,7 @@
 """Nothing is lost: killed runs, broken pipes, two processes, late signals, full disks."""
 
+import fcntl
+import gc
 import io
 import json
 import os
@@ -40,15 +42,17 @@ def test_a_finished_run_without_its_result_writes_it_when_resumed(script, argume
 
 def test_a_result_is_written_at_every_evaluation(run, monkeypatch):
     """A run in its middle has the scores so far, and the status running."""
-    seen, replace = [], os.replace
+    replaced, seen, replace = [], [], os.replace
 
     def spy(source, target):
-        if Path(target).name == "result.json":
-            seen.append(json.loads(Path(source).read_text()))
+        replaced.append(target.name)
+        if target.name == "result.json":
+            seen.append(json.loads(source.read_text()))
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", spy)
     run("sac_bc_n", *HOPPER)
+    assert replaced == [*["checkpoint.pt", "result.json"] * 2, "result.json"]
     assert [(one["status"], one["step"], len(one["history"])) for one in seen] == [
         ("running", 3, 1),
         ("running", 6, 2),
@@ -74,7 +78,7 @@ def test_a_closed_pipe_loses_no_checkpoint(tmp_path):
     assert result(tmp_path / "r")["history"]
 
 
-def test_an_ascii_terminal_shows_all_output(run, monkeypatch):
+def test_an_ascii_terminal_stops_no_run(run, monkeypatch):
     run_dir = run("td3_bc_n", *HOPPER)[1]
     output = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(io, "StringIO", lambda: output)
@@ -84,20 +88,11 @@ def test_an_ascii_terminal_shows_all_output(run, monkeypatch):
 
 def test_two_processes_do_not_run_one_run(run):
     run_dir = run("td3_bc_n", *HOPPER)[1]
-    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); "
-    code += "print('locked', flush=True); sys.stdin.read()"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, run_dir / "lock"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    holder.stdout.readline()
-    process, _ = run("td3_bc_n", "--resume", run_dir, "--gradient-steps", 9, check=False)
+    with open(run_dir / "lock", "w") as lock:  # as that of another process
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process, _ = run("td3_bc_n", "--resume", run_dir, "--gradient-steps", 9, check=False)
     assert process.returncode == 1
     assert process.stderr == f"{run_dir}: another process is running it"
-    holder.kill()
-    holder.wait()
     run("td3_bc_n", "--resume", run_dir, "--gradient-steps", 9)
 
 
@@ -138,56 +133,42 @@ def test_weights_that_are_not_finite_are_not_saved(run, monkeypatch):
     assert result(run_dir)["step"] == 3 and not (run_dir / "checkpoint.pt").exists()
 
 
-def test_a_full_disk_leaves_no_temporary_file(run, monkeypatch):
+def test_a_full_disk_keeps_the_last_good_checkpoint_and_no_temporary_file(run, monkeypatch):
     run_dir = run("td3_bc_n", *HOPPER)[1]
+    before = (run_dir / "checkpoint.pt").read_bytes()
 
     def save(state, path):
         Path(path).write_bytes(b"half")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(torch, "save", save)
-    with pytest.raises(OSError, match="No space left"):
+    with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
+        full.setattr(torch, "save", save)
         run("td3_bc_n", "--resume", run_dir, "--gradient-steps", 9)
-    assert not (run_dir / "checkpoint.tmp").exists() and (run_dir / "checkpoint.pt").exists()
+    gc.collect()  # the traceback, and with it the lock of the run
+    assert not (run_dir / "checkpoint.tmp").exists()
+    assert (run_dir / "checkpoint.pt").read_bytes() == before
+    run("td3_bc_n", "--resume", run_dir, "--gradient-steps", 9)
 
 
-@pytest.mark.parametrize("change", [{"format": 1}, {"format": None}])
-def test_a_checkpoint_of_another_version_is_one_line(change, run):
+def test_a_checkpoint_of_another_version_is_one_line(run):
     run_dir = run("td3_bc_n", *HOPPER)[1]
     checkpoint = torch.load(run_dir / "checkpoint.pt", weights_only=True)
-    torch.save(checkpoint | change, run_dir / "checkpoint.pt")
+    torch.save(checkpoint | {"format": 1}, run_dir / "checkpoint.pt")
     for script, option in (("td3_bc_n", "--resume"), ("finetune_td3_bc_n", "--checkpoint")):
         process, _ = run(script, option, run_dir, check=False)
         assert process.returncode == 1 and "another version of this project" in process.stderr
         assert "\n" not in process.stderr.strip()
 
 
-def test_another_number_of_critics_than_the_checkpoint_is_one_line(run):
-    run_dir = run("td3_bc_n", *HOPPER)[1]
-    arguments = ["--checkpoint", run_dir, "--num-critics", 5]
-    process, _ = run("finetune_td3_bc_n", *arguments, check=False)
-    assert (process.returncode, process.stderr) == (1, "the checkpoint has 2 critics")
-
-
 def test_a_renamed_script_writes_checkpoints_for_its_sibling(run, tmp_path):
     """The algorithm has a name, whatever the file is called; and the sibling has a path."""
     (tmp_path / "my_td3.py").write_text((ROOT / "td3_bc_n.py").read_text())
-    command = [
-        sys.executable,
-        tmp_path / "my_td3.py",
-        *HOPPER,
-        "--runs-dir",
-        tmp_path,
-        "--run-name",
-    ]
-    command = [*map(str, command), "renamed"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd="/")
-    assert done.returncode == 0, done.stderr
-    assert f'python "{tmp_path / "finetune_td3_bc_n.py"}" --checkpoint' in done.stdout
-    run("finetune_td3_bc_n", "--checkpoint", tmp_path / "renamed", *STEPS)
+    process, run_dir = run(tmp_path / "my_td3", *HOPPER)
+    assert f'python "{tmp_path / "finetune_td3_bc_n.py"}" --checkpoint' in process.stdout
+    run("finetune_td3_bc_n", "--checkpoint", run_dir, *STEPS)
 
 
-def test_capturable_optimizers_only_with_cuda_graphs(run, monkeypatch):
+def test_optimizers_are_not_capturable_without_cuda_graphs(run, monkeypatch):
     """On a GPU, PyTorch warns about capturable optimizers outside of a graph."""
     seen, adam = [], torch.optim.Adam
     monkeypatch.setattr(
@@ -195,7 +176,5 @@ def test_capturable_optimizers_only_with_cuda_graphs(run, monkeypatch):
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        run("td3_bc_n", *HOPPER)
+        run("td3_bc_n", *HOPPER, "--no-cudagraphs")
     assert [kwargs["capturable"] for kwargs in seen] == [False, False]
-    text = (ROOT / "td3_bc_n.py").read_text()
-    assert "use_graphs = on_gpu and args.cudagraphs" in text and "capturable=use_graphs" in text

@@ -1,7 +1,6 @@
 """From a Minari dataset to transitions, statistics and an evaluation environment."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -12,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, collect, create, write_d4rl_file
-from minari.data_collector.episode_buffer import EpisodeBuffer
 
 import d4rl_tasks
 import sac_bc_n
 import td3_bc_n
 from td3_bc_n import Agent, Args, Transitions, load_data, set_statistics
 
-SCRIPTS = [td3_bc_n, sac_bc_n]
+SCRIPTS = [td3_bc_n, sac_bc_n]  # each has an Agent of its own
 HOPPER = "mujoco/hopper/medium-v0"
 
 
@@ -65,7 +63,7 @@ def test_datasets_separated_by_commas_are_concatenated():
     assert metadata["episodes"] == 40
 
 
-def test_metadata(datasets):
+def test_the_metadata_of_a_minari_dataset(datasets):
     data, metadata, _ = load_data(HOPPER)
     returns = [e["rewards"].sum() for e in stored_episodes(datasets, HOPPER)]
     assert metadata == {
@@ -230,9 +228,9 @@ def test_a_dense_maze_has_no_terminal_goal():
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_states_are_normalized_by_the_statistics_of_the_whole_dataset(script):
-    data = script.load_data(HOPPER)[0]
+    data = load_data(HOPPER)[0]
     agent = script.Agent(11, 3, script.Args())
-    script.set_statistics(agent, data, script.Args())
+    set_statistics(agent, data, Args())
     np.testing.assert_allclose(agent.obs_mean, data.obs.astype("f8").mean(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(agent.obs_std, data.obs.astype("f8").std(0) + 1e-3, rtol=1e-5)
     normalized = agent.normalize(data.obs)
@@ -259,10 +257,11 @@ def test_statistics_of_a_million_rows_are_precise():
     ("transform", "expected"),
     [("raw", [0.0, 1.0, 5.0]), ("antmaze", [-2.0, 2.0, 18.0]), ("standardize", None)],
 )
-def test_rewards_are_transformed_by_the_task(transform, expected):
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_rewards_are_transformed_by_the_task(script, transform, expected):
     rewards = np.array([0.0, 1.0, 5.0], dtype=np.float32)
     expected = (rewards - 2) / np.sqrt(14 / 3) if expected is None else expected
-    agent, zeros = Agent(2, 1, Args()), np.zeros((3, 2), dtype=np.float32)
+    agent, zeros = script.Agent(2, 1, script.Args()), np.zeros((3, 2), dtype=np.float32)
     data = Transitions(zeros + 1, zeros[:, :1] + 1, rewards, zeros, [False, True, False])
     set_statistics(agent, data._replace(obs=zeros), Args(reward_transform=transform))
     batch = agent.preprocess(data)
@@ -282,10 +281,9 @@ def d4rl_dir(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_d4rl_name_uses_the_file_and_environment_of_d4rl(script, d4rl_dir):
+def test_a_d4rl_name_uses_the_file_and_environment_of_d4rl(d4rl_dir):
     stored = write_d4rl_file(d4rl_dir / "hopper_medium-v2.hdf5", rows=50)
-    data, metadata, make_env = script.load_data("hopper-medium-v2")
+    data, metadata, make_env = load_data("hopper-medium-v2")
     np.testing.assert_allclose(data.obs, stored["observations"][:-1], rtol=1e-6)
     assert all(column.dtype == np.float32 for column in data)
     assert (metadata["source"], metadata["environment"]) == ("d4rl", "hopper-medium-v2")
@@ -301,81 +299,84 @@ def test_antmaze_v2_is_not_comparable_with_the_paper(d4rl_dir):
         assert metadata["comparable_with_paper"] is (version == "v0")
 
 
-@pytest.mark.parametrize(
-    ("name", "ids"),
-    [
-        ("hopper-medium-v2", "mujoco/hopper/medium-v0"),
-        ("walker2d-expert-v2", "mujoco/walker2d/expert-v0"),
-        (
-            "halfcheetah-medium-expert-v2",
-            "mujoco/halfcheetah/medium-v0,mujoco/halfcheetah/expert-v0",
-        ),
-        ("maze2d-large-v1", "D4RL/pointmaze/large-v2"),
-        ("antmaze-umaze-v0", "D4RL/antmaze/umaze-v1"),
-        ("antmaze-umaze-diverse-v2", "D4RL/antmaze/umaze-diverse-v1"),
-        ("antmaze-large-play-v2", "D4RL/antmaze/large-play-v1"),
-        ("pen-human-v1", "D4RL/pen/human-v2"),
-        ("relocate-cloned-v1", "D4RL/relocate/cloned-v2"),
-    ],
-)
-def test_if_the_download_fails_minari_is_used_with_a_warning(
-    name, ids, d4rl_dir, monkeypatch, capsys
-):
-    loaded = []
-    monkeypatch.setattr(td3_bc_n, "load_minari", lambda ids, _: loaded.append(ids) or sys.exit())
-    with pytest.raises(SystemExit):
-        load_data(name)
-    assert loaded == [ids]
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"WARNING: {name}: cannot download")
-    assert f"Using Minari's {ids}" in line and "not comparable with the paper" in line
+FILES = {  # path below BASE_URL, and what replaces it if it cannot be downloaded
+    "hopper-medium-v2": ("gym_mujoco_v2/hopper_medium-v2", "mujoco/hopper/medium-v0"),
+    "walker2d-expert-v2": ("gym_mujoco_v2/walker2d_expert-v2", "mujoco/walker2d/expert-v0"),
+    "halfcheetah-medium-expert-v2": (
+        "gym_mujoco_v2/halfcheetah_medium_expert-v2",
+        "mujoco/halfcheetah/medium-v0,mujoco/halfcheetah/expert-v0",
+    ),
+    "hopper-medium-replay-v2": ("gym_mujoco_v2/hopper_medium_replay-v2", ""),
+    "walker2d-random-v2": ("gym_mujoco_v2/walker2d_random-v2", ""),
+    "maze2d-large-v1": ("maze2d/maze2d-large-sparse-v1", "D4RL/pointmaze/large-v2"),
+    d4rl_tasks.TINY: (d4rl_tasks.TINY, ""),
+    "antmaze-umaze-v0": (
+        "ant_maze_new/Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse",
+        "D4RL/antmaze/umaze-v1",
+    ),
+    "antmaze-umaze-diverse-v2": (
+        "ant_maze_v2/Ant_maze_u-maze_noisy_multistart_True_multigoal_True_sparse_fixed",
+        "D4RL/antmaze/umaze-diverse-v1",
+    ),
+    "antmaze-medium-diverse-v0": (
+        "ant_maze_new/Ant_maze_big-maze_noisy_multistart_True_multigoal_True_sparse",
+        "D4RL/antmaze/medium-diverse-v1",
+    ),
+    "antmaze-large-play-v2": (
+        "ant_maze_v2/Ant_maze_hardest-maze_noisy_multistart_True_multigoal_False_sparse_fixed",
+        "D4RL/antmaze/large-play-v1",
+    ),
+    "pen-human-v1": ("hand_dapg_v1/pen-human-v1", "D4RL/pen/human-v2"),
+    "relocate-cloned-v1": ("hand_dapg_v1/relocate-cloned-v1", "D4RL/relocate/cloned-v2"),
+}
 
 
-def test_medium_expert_of_minari_is_both_datasets(d4rl_dir):
+def test_files_of_d4rl_and_their_counterparts_in_minari():
+    tasks = {name: d4rl_tasks.TASKS[name] for name in FILES}
+    found = {name: (task.path.removesuffix(".hdf5"), task.minari) for name, task in tasks.items()}
+    assert found == FILES
+
+
+def test_if_the_download_fails_minari_is_used_with_a_warning(d4rl_dir, capsys):
     _, metadata, _ = load_data("hopper-medium-expert-v2")
-    assert (metadata["episodes"], metadata["source"]) == (40, "minari")
+    assert (metadata["episodes"], metadata["source"]) == (40, "minari"), "both datasets"
     assert metadata["comparable_with_paper"] is False
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("WARNING: hopper-medium-expert-v2: cannot download")
+    assert "Using Minari's mujoco/hopper/medium-v0,mujoco/hopper/expert-v0: other data" in line
+    assert line.endswith("scores not comparable with the paper.")
 
 
-@pytest.mark.parametrize("name", ["hopper-medium-replay-v2", "walker2d-random-v2"])
-def test_without_file_and_counterpart_the_download_error_is_one_line(name, d4rl_dir):
-    with pytest.raises(SystemExit, match=rf"{name}: cannot download {d4rl_dir}.*hdf5"):
-        load_data(name)
-
-
-def test_the_file_of_another_task_is_one_clear_line(d4rl_dir):
-    write_d4rl_file(d4rl_dir / "walker2d_expert-v2.hdf5")
-    message = r"'observations' has shape \(20, 11\), expected \(20, 17\) for walker2d-expert-v2"
-    with pytest.raises(SystemExit, match=message):
-        load_data("walker2d-expert-v2")
+def test_without_file_and_counterpart_the_download_error_is_one_line(d4rl_dir):
+    message = rf"walker2d-random-v2: cannot download {d4rl_dir}.*hdf5.*refused"
+    with pytest.raises(SystemExit, match=message) as error:
+        load_data("walker2d-random-v2")
+    assert "\n" not in error.value.code
 
 
 # --- Mistakes ---
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", ["td3_bc_n", "finetune_sac_bc_n"])
-def test_a_script_copied_alone_trains_on_minari_datasets(script, tmp_path):
+@pytest.mark.parametrize(
+    ("script", "env_id", "steps"),
+    [("td3_bc_n", HOPPER, "--gradient-steps"), ("finetune_sac_bc_n", "Hopper-v5", "--env-steps")],
+)
+def test_a_script_copied_alone_trains(script, env_id, steps, tmp_path):
     shutil.copy(ROOT / f"{script}.py", tmp_path)
+    command = [sys.executable, f"{script}.py", "--env-id", env_id, steps, "2", "--run-name", "r"]
+    command += ["--learning-starts", "9"] if steps == "--env-steps" else []
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "runs/r/result.json").exists()
 
-    def alone(*arguments):
-        command = [sys.executable, f"{script}.py", "--num-critics", "2", *map(str, arguments)]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
-    if script == "td3_bc_n":
-        done = alone("--env-id", HOPPER, "--gradient-steps", 2, "--run-name", "r")
-        assert done.returncode == 0, done.stderr
-        assert (tmp_path / "runs/r/result.json").exists()
-        done = alone("--env-id", "D4RL/pointmaze/umaze-v2")
-        assert done.returncode == 1
-        assert "Minari mazes need d4rl_tasks.py next to this script" in done.stderr
-        done = alone("--env-id", "hopper-medium-v2")
-        assert done.returncode == 1 and "D4RL datasets need d4rl_tasks.py" in done.stderr
-    else:
-        steps = ("--env-steps", 3, "--learning-starts", 20, "--run-name", "r")
-        done = alone("--env-id", "Hopper-v5", *steps)
-        assert done.returncode == 0, done.stderr
-        assert (tmp_path / "runs/r/result.json").exists()
+def test_without_d4rl_tasks_its_datasets_and_mazes_are_refused(monkeypatch):
+    monkeypatch.setattr(td3_bc_n, "d4rl_tasks", None)
+    with pytest.raises(SystemExit, match=r"D4RL datasets need d4rl_tasks.py next to this script"):
+        load_data("hopper-medium-v2")
+    with pytest.raises(SystemExit, match=r"Minari mazes need d4rl_tasks.py next to this script"):
+        load_data("D4RL/pointmaze/umaze-v2")
 
 
 def broken_copy(datasets, name):
@@ -404,62 +405,20 @@ def test_an_episode_with_an_observation_too_few_is_refused(datasets):
         load_data("tests/broken/few-v0")
 
 
-def test_datasets_of_two_environments_do_not_mix():
-    with pytest.raises(SystemExit, match="datasets of different environments"):
-        load_data(f"{HOPPER},tests/swing-v0")
-
-
-def test_discrete_actions_are_refused():
-    env = gym.make("CartPole-v1", max_episode_steps=5)
-    env.reset(seed=0)
-    obs, _, _, _, _ = env.step(0)
-    columns = np.stack([obs, obs]), np.zeros(1, dtype=int), [1.0], [False], [True]
-    create("tests/cartpole-v0", [EpisodeBuffer(0, None, None, *columns)], env)
-    with pytest.raises(SystemExit, match=r"cartpole-v0: .* vector of bounded real.*Discrete"):
-        load_data("tests/cartpole-v0")
-
-
-@pytest.mark.parametrize("kind", ["short", "key", "empty"])
-def test_a_broken_dataset_is_one_clear_line(datasets, kind):
-    folder = broken_copy(datasets, f"tests/broken/{kind}-v0")
-    metadata = json.loads((folder / "metadata.json").read_text())
-    if kind == "short":
-        path = folder / "main_data.hdf5"
-        path.write_bytes(path.read_bytes()[:20_000])
-    elif kind == "key":
-        with h5py.File(folder / "main_data.hdf5", "r+") as file:
-            del file["episode_3/actions"]
-    else:
-        metadata["total_episodes"] = 0
-    (folder / "metadata.json").write_text(json.dumps(metadata))
-    with pytest.raises(SystemExit, match=f"tests/broken/{kind}-v0: cannot be loaded") as error:
-        load_data(f"tests/broken/{kind}-v0")
+def test_a_broken_dataset_is_one_clear_line(datasets):
+    path = broken_copy(datasets, "tests/broken/short-v0") / "main_data.hdf5"
+    path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(SystemExit, match="tests/broken/short-v0: cannot be loaded") as error:
+        load_data("tests/broken/short-v0")
     assert "\n" not in str(error.value)
 
 
 def test_an_unknown_dataset_is_one_line():
     with pytest.raises(SystemExit, match="tests/nowhere-v0: cannot be loaded"):
         load_data("tests/nowhere-v0")
-    with pytest.raises(SystemExit, match=r"hoper-medium-v2: .* Did you mean hopper-medium-v2"):
+    message = "hoper-medium-v2: .* Did you mean hopper-medium-v2.* namespace: my/hoper-medium-v2"
+    with pytest.raises(SystemExit, match=message):
         load_data("hoper-medium-v2")
-
-
-def test_episodes_of_one_step_are_transitions_like_others():
-    env = gym.make("Hopper-v5", max_episode_steps=1)
-    create("tests/hopper/steps-v0", collect(env, 5, seed=0), env)
-    data, metadata, _ = load_data("tests/hopper/steps-v0")
-    assert metadata["episodes"] == metadata["transitions"] == 5
-    assert (data.obs != data.next_obs).any(axis=1).all()
-
-
-def test_every_d4rl_dataset_has_an_address_and_most_a_counterpart():
-    for name in set(d4rl_tasks.TASKS) - {d4rl_tasks.TINY}:
-        path = d4rl_tasks.TASKS[name].path
-        folders = "gym_mujoco_v2|maze2d|ant_maze_new|ant_maze_v2|hand_dapg_v1"
-        assert re.fullmatch(rf"({folders})/[\w-]+\.hdf5", path)
-        locomotion = name.startswith(("hopper", "halfcheetah", "walker2d"))
-        has_none = locomotion and ("random" in name or "replay" in name)
-        assert bool(d4rl_tasks.TASKS[name].minari) != has_none
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """tools.make_maze2d: the bundled dataset, and files and Minari datasets by D4RL's recipe."""
 
 import math
+import resource
 import subprocess
 
 import h5py
@@ -27,35 +28,34 @@ def read(path):
         return {key: file[key][()] for key in file}, file.attrs["made_by"]
 
 
+@pytest.fixture(scope="module")
+def bundled():
+    return read(d4rl_tasks.find(d4rl_tasks.TINY))[0]
+
+
 def test_the_bundled_file_is_what_the_tool_makes(tmp_path):
-    bundled = d4rl_tasks.find(d4rl_tasks.TINY)
-    assert bundled.stat().st_size < 3_000_000
+    path = d4rl_tasks.find(d4rl_tasks.TINY)
+    assert path.stat().st_size < 3_000_000
     make(tiny=True, out=str(tmp_path / "again.hdf5"))
-    (ours, made_by), (again, again_made_by) = read(bundled), read(tmp_path / "again.hdf5")
+    (ours, made_by), (again, again_made_by) = read(path), read(tmp_path / "again.hdf5")
     assert ours.keys() == again.keys() and made_by == again_made_by == "tools.make_maze2d"
     for key, column in ours.items():
         np.testing.assert_array_equal(column, again[key])
 
 
-@pytest.mark.slow
-def test_positions_and_targets_are_those_of_d4rls_file():
+def test_positions_and_targets_are_those_of_d4rls_file(bundled):
     """D4RL's file: 0.393 to 3.220 x 0.627 to 3.219. Without noise: 0.74 to 3.06 x 0.94 to 3.06."""
-    obs, actions, timeouts, _ = make_maze2d.collect("maze2d-umaze-v1", 200_000, 5, noise=0.5)
+    obs = bundled["observations"]
     np.testing.assert_allclose(obs[:, :2].max(axis=0), [3.220, 3.219], atol=0.01)
     np.testing.assert_allclose(obs[:, :2].min(axis=0), [0.393, 0.627], atol=0.15)
     np.testing.assert_allclose(np.abs(obs[:, 2:]).max(axis=0), 5.2262554, atol=1e-4)
-    assert np.abs(actions).max() == 1
-    assert 12_000 < 5 * timeouts.sum() < 13_500, "of 1M steps, as in D4RL's and Minari's datasets"
+    assert np.abs(bundled["actions"]).max() == 1
+    targets = 10 * bundled["timeouts"].sum()
+    assert 12_000 < targets < 13_500, "of 1M steps, as in D4RL's and Minari's datasets"
 
 
-def test_without_noise_the_ball_stays_in_the_middle_of_the_corridors():
-    obs, *_ = make_maze2d.collect("maze2d-umaze-v1", 20_000, 1, noise=0.0)
-    assert obs[:, :2].max() < 3.1 and obs[:, 0].min() > 0.7 and obs[:, 1].min() > 0.9
-
-
-def test_the_row_after_a_timeout_repeats_the_observation_while_the_ball_moves_on():
-    data, _ = read(d4rl_tasks.find(d4rl_tasks.TINY))
-    obs, actions, timeouts = data["observations"], data["actions"], data["timeouts"]
+def test_the_row_after_a_timeout_repeats_the_observation_while_the_ball_moves_on(bundled):
+    obs, actions, timeouts = (bundled[key] for key in ("observations", "actions", "timeouts"))
     ends = np.flatnonzero(timeouts[:-1])
     np.testing.assert_array_equal(obs[ends], obs[ends + 1])
     others = np.flatnonzero(~timeouts[:-1])
@@ -72,9 +72,8 @@ def test_the_row_after_a_timeout_repeats_the_observation_while_the_ball_moves_on
             np.testing.assert_allclose(state, obs[i + steps], atol=2e-3)
 
 
-def test_rewards_are_of_the_goal_and_every_free_cell_is_visited():
-    data, _ = read(d4rl_tasks.find(d4rl_tasks.TINY))
-    obs, rewards = data["observations"], data["rewards"]
+def test_rewards_are_of_the_goal_and_every_free_cell_is_visited(bundled):
+    obs, rewards = bundled["observations"], bundled["rewards"]
     assert len(obs) == 100_000
     at_goal = np.linalg.norm(obs[:, :2] - [1, 1], axis=1) <= 0.5
     np.testing.assert_array_equal(rewards, at_goal)
@@ -85,12 +84,11 @@ def test_rewards_are_of_the_goal_and_every_free_cell_is_visited():
     assert free <= cells
 
 
-def test_reached_targets_are_timeouts_and_nothing_is_terminal():
-    data, _ = read(d4rl_tasks.find(d4rl_tasks.TINY))
-    assert not data["terminals"].any()
-    ends = np.flatnonzero(data["timeouts"])
+def test_reached_targets_are_timeouts_and_nothing_is_terminal(bundled):
+    assert not bundled["terminals"].any()
+    ends = np.flatnonzero(bundled["timeouts"])
     assert np.diff(ends).max() <= 301, "a target is given up after 300 steps"
-    at_end = data["observations"][ends, :2]
+    at_end = bundled["observations"][ends, :2]
     assert np.linalg.norm(at_end - np.round(at_end), axis=1).max() < 0.1 + 1e-6
     targets = {tuple(cell) for cell in np.round(at_end).astype(int)}
     assert len(targets) == 7, "any free cell, and the goal"
@@ -155,11 +153,12 @@ def test_a_file_of_each_maze_is_found_under_the_name_of_d4rl(maze, d4rl_dir, tmp
     data, metadata, _ = td3_bc_n.load_data(name)
     assert metadata["source"] == "tools.make_maze2d" and not metadata["comparable_with_paper"]
     assert len(data.obs) == 1499 - columns["timeouts"][:-1].sum()
-    # The same seed makes the same data, another seed other data.
-    for seed, same in ((1, True), (2, False)):
-        make(maze=maze, steps=1500, seed=seed, out=str(tmp_path / f"{seed}.hdf5"))
-        again, _ = read(tmp_path / f"{seed}.hdf5")
-        assert np.array_equal(again["actions"], columns["actions"]) == same
+    # The same arguments make the same data, another seed and another noise other data.
+    for i, changes in enumerate(({}, {"seed": 2}, {"noise": 0.1})):
+        make(maze=maze, steps=1500, **changes, out=str(tmp_path / f"{i}.hdf5"))
+        again, made_by = read(tmp_path / f"{i}.hdf5")
+        assert np.array_equal(again["actions"], columns["actions"]) == (not changes)
+        assert made_by.endswith(" --noise 0.1") == ("noise" in changes)
 
 
 def test_a_file_elsewhere_is_to_be_copied_to_the_directory_of_d4rl(tmp_path, capsys):
@@ -177,6 +176,17 @@ def test_a_file_that_cannot_be_written_is_reported_before_the_work(tmp_path, mon
     (tmp_path / "file").touch()
     with pytest.raises(SystemExit, match="cannot be written"):
         make(out=str(tmp_path / "file" / "maze.hdf5"))
+
+
+def test_a_disk_that_is_full_is_one_line_and_leaves_no_file(tmp_path):
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
+    try:
+        with pytest.raises(SystemExit, match=r"maze.hdf5: cannot be written .*too large") as error:
+            make(steps=1000, out=str(tmp_path / "maze.hdf5"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert "\n" not in error.value.code and list(tmp_path.iterdir()) == []
 
 
 def test_the_minari_dataset_has_the_same_transitions(capsys):
@@ -206,7 +216,6 @@ def test_the_minari_dataset_has_the_same_transitions(capsys):
         ({"tiny": True, "out": "OTHER"}, "exists and is not overwritten"),
         ({"out": "OTHER"}, "exists and is not overwritten"),
         ({"maze": "medium"}, "exists and is not overwritten"),
-        ({"minari": "x"}, "not a dataset id of the form namespace/name-v0"),
         ({"minari": "tests/swing-v0"}, "this Minari dataset exists"),
         ({"minari": "my/maze-v0", "out": "new.hdf5"}, "exclude each other"),
         ({"steps": 1}, "--steps must be at least 2"),

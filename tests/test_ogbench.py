@@ -110,20 +110,6 @@ def test_the_transitions_are_those_of_the_package_and_dones_are_its_masks(conver
 
 
 @needs_ogbench
-def test_no_transition_crosses_the_end_of_a_trajectory_and_the_last_row_is_only_a_next_state(
-    converted,
-):
-    name, directory, (dataset_id, _) = converted
-    file = np.load(directory / f"{name.split('-singletask')[0]}-v0.npz")
-    rows, data = np.flatnonzero(~file["terminals"]), load(dataset_id)[0]
-    np.testing.assert_array_equal(data.obs, file["observations"][rows])
-    np.testing.assert_array_equal(data.next_obs, file["observations"][rows + 1])
-    lengths = np.diff(np.flatnonzero([1, *file["terminals"]])) - 1
-    episodes = minari.load_dataset(dataset_id)
-    assert [len(episode.actions) for episode in episodes] == lengths.tolist()
-
-
-@needs_ogbench
 def test_a_state_at_the_goal_is_done_with_reward_0_and_its_trajectory_goes_on(maze):
     data = load(maze[1][0])[0]
     at_goal = np.isin(np.arange(11), [2, 5, 8])  # rows 2, 5, 9 of the file: row 6 is not a step
@@ -258,15 +244,11 @@ def test_the_package_loads_a_made_file_of_scene_with_the_rewards_of_its_states(t
 
 
 @needs_ogbench
-def test_the_oracle_lifts_the_cube_and_then_has_a_new_target(monkeypatch, cube):
+def test_the_oracle_lifts_the_cube_and_then_has_a_new_target(cube):
     data = np.load(cube[0] / "cube-single-play-v0.npz")
-    for start in (0, STEPS):
-        assert np.ptp(data["qpos"][start : start + STEPS, 16]) > 0.05
-    env, targets = tool.make_oracles("cube-single")[0], []
-    set_new_target = env.set_new_target
-    monkeypatch.setattr(env, "set_new_target", lambda **k: targets.append(k) or set_new_target(**k))
-    tool.play_episode(("cube-single", STEPS, 1, 0))
-    assert {"p_stack": 0.0} in targets
+    for start, end in ((0, STEPS), (STEPS, 2 * STEPS)):
+        assert np.ptp(data["qpos"][start:end, 16]) > 0.05
+        assert np.ptp(data["observations"][end - 20 : end, 12]) > 0.05, "the hand moves on"
 
 
 @needs_ogbench
@@ -286,6 +268,14 @@ def test_the_same_seed_makes_the_same_files_whatever_the_number_of_processes(tmp
     other = make(tmp_path, CUBE, 2, steps=6, seed=2)
     episodes = [*np.split(one[0]["qpos"], 2), one[1]["qpos"], *np.split(other[0]["qpos"], 2)]
     assert len({episode.tobytes() for episode in episodes}) == 5
+
+
+def test_one_more_episode_for_every_ten_is_for_validation(tmp_path, monkeypatch):
+    monkeypatch.setattr(tool, "play_episode", lambda job: {"qpos": np.full((1, 21), job[-1])})
+    for episodes, more in ((1, 1), (19, 1), (20, 2)):
+        training, validation = make(tmp_path, CUBE, episodes)
+        assert training["qpos"][:, 0].tolist() == [*range(episodes)]
+        assert validation["qpos"][:, 0].tolist() == [*range(episodes, episodes + more)]
 
 
 @needs_ogbench
@@ -352,7 +342,6 @@ def test_a_version_with_other_rewards_is_refused(monkeypatch):
         (CUBE, {"make": 1, "episode_steps": 1}, "--episode-steps at least 2"),
         (CUBE.replace("play", "noisy"), {"make": 1}, "--make is for play datasets"),
         (MAZE, {"make": 1}, "--make is for play datasets"),
-        (CUBE, {"dataset_id": "cube-v0"}, "not a dataset id of the form namespace/name-v0"),
         (CUBE, {"dataset_id": "tests/swing-v0"}, "this Minari dataset exists"),
     ],
 )

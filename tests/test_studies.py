@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from conftest import run_script
+from conftest import ROOT, run_script
 from torch.utils.tensorboard import SummaryWriter
 
 import sac_bc_n
@@ -211,6 +211,14 @@ def test_score_against_training_time_of_real_runs(trained, tmp_path, capsys):
     assert row["score"] == f"{np.mean(scores):.1f}"
     assert row["stderr"] == f"{np.std(scores, ddof=1) / 2**0.5:.1f}"
     assert "no speed of td3_bc_n, N = 2, tiny-maze2d-umaze-v0" in capsys.readouterr().err
+
+
+def test_the_documented_picture_can_be_made(tmp_path):
+    results = ROOT / "docs/results"
+    speed = str(results / "speed.json")
+    efficiency.main(efficiency.Args((str(results / "methods.csv"),), speed, str(tmp_path)))
+    assert (tmp_path / "efficiency.png").exists()
+    assert len(rows_of(tmp_path / "efficiency.csv")) == 19
 
 
 def test_points_are_drawn_where_the_table_says():

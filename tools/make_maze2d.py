@@ -11,6 +11,7 @@ rewards has to combine parts of many paths. As in D4RL's published files, reache
 as timeouts, and there are no terminals. The same seed makes the same dataset.
 """
 
+import io
 import math
 import os
 import sys
@@ -120,12 +121,16 @@ def collect(name, steps, seed, noise):
 
 def write_file(path, columns, made_by):
     """An HDF5 file as D4RL's. A temporary file is renamed when it is complete."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with h5py.File(temporary, "w") as file:
+    temporary, content = path.with_name(f"{path.name}.{os.getpid()}.tmp"), io.BytesIO()
+    with h5py.File(content, "w") as file:  # in memory: on a full disk, HDF5 crashes
         for key, column in columns.items():
             file.create_dataset(key, data=column, compression="gzip", shuffle=True)
         file.attrs["made_by"] = made_by
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(content.getbuffer())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_minari(dataset_id, name, columns, goal, made_by):
@@ -196,7 +201,10 @@ def main(args):
     if args.minari:
         write_minari(args.minari, name, columns, goal, made_by)
     else:
-        write_file(path, columns, made_by)
+        try:
+            write_file(path, columns, made_by)
+        except OSError as error:
+            sys.exit(f"{path}: cannot be written ({error})")
     max_steps = d4rl_tasks.TASKS[name].max_episode_steps
     (x_min, y_min), (x_max, y_max) = obs[:, :2].min(axis=0), obs[:, :2].max(axis=0)
     print(f"{args.minari or path}: {args.steps:,} steps, {timeouts.sum():,} targets, ", end="")

@@ -572,7 +572,7 @@ def test_an_interrupted_import_leaves_nothing_behind(event, tmp_path, datasets, 
         add(*arguments, **kwargs)
         calls.append((datasets / "imported/half-v0/data/main_data.hdf5").stat().st_size)
         if len(calls) == 2 and event == "full":
-            raise OSError("No space left on device")
+            raise OSError("Can't write\n(No space left on device)")  # HDF5 has several lines
         if len(calls) == 2:
             os.kill(os.getpid(), getattr(signal, event))
 
@@ -582,7 +582,8 @@ def test_an_interrupted_import_leaves_nothing_behind(event, tmp_path, datasets, 
     assert len(calls) == 2 and not (datasets / "imported/half-v0").exists()
     if event == "full":
         assert process.returncode == 1
-        assert process.stderr == "imported/half-v0: cannot be written (No space left on device)"
+        assert process.stderr.startswith("imported/half-v0: cannot be written (")
+        assert "No space left" in process.stderr and "\n" not in process.stderr
     else:
         assert process.returncode == 128 + getattr(signal, event) and process.stderr == ""
 

@@ -162,7 +162,8 @@ def main(args):
     except OSError as error:
         sys.exit(f"{out}: cannot be written ({error})")
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it is not there, or the disk is read-only
+            temporary.unlink()
     print(f"{out}: obs_dim {len(agent.obs_mean)}, action_dim {len(low)}, {len(model):,} bytes")
     print(comparison)
 

@@ -66,7 +66,7 @@ def write_dataset(dataset_id, episodes, env, eval_env=None, **metadata):
     except BaseException as error:  # also KeyboardInterrupt
         shutil.rmtree(get_dataset_path(dataset_id), ignore_errors=True)
         if isinstance(error, OSError | RuntimeError):  # of h5py, if the disk is full
-            sys.exit(f"{dataset_id}: cannot be written ({error})")
+            sys.exit(f"{dataset_id}: cannot be written ({error!r:.300})")
         raise
 
 

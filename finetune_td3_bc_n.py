@@ -102,7 +102,7 @@ class Args:
     log_frequency: int = 1_000  # steps between log entries
 
 
-# The paper's hyperparameters by task. INHERITED and, except for maze2d-umaze, beta_start come from
+# Hyperparameters by task. INHERITED and, except for maze2d-umaze, beta_start come from
 # the offline run.
 TINY = dict(env_steps=20_000, eval_frequency=2_500, eval_episodes=20)
 TASK_DEFAULTS = {
@@ -716,7 +716,7 @@ if __name__ == "__main__":
             if not all(weight.isfinite().all() for weight in agent.parameters()):
                 bad.append("weights")
             if bad:
-                message = f"step {step}: {', '.join(bad)} not finite, try a larger beta_end"
+                message = f"step {step}: {', '.join(bad)} not finite"
                 write_result(run_dir, state, "diverged", message=message)
                 print(message, file=sys.stderr)
                 sys.exit(3)

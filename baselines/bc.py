@@ -2,7 +2,7 @@
 
 Pomerleau, "ALVINN: an autonomous land vehicle in a neural network". The actor learns the actions of
 a fixed dataset. This is what remains of TD3+BC with alpha = 0, and the least that offline
-reinforcement learning has to beat. The form of Beeson & Montana, with two hidden layers.
+reinforcement learning has to beat. The actor is that of td3_bc.py, with two hidden layers.
 
     actor loss    mean (pi(s) - a)^2                                    (1)
 

@@ -3,7 +3,7 @@
 An et al., "Uncertainty-based offline reinforcement learning with diversified Q-ensemble". SAC-N,
 whose actor maximizes the minimum of N critics, with a term that makes the gradients of the critics
 differ. They then disagree more about actions outside the data, and fewer critics suffice. Not as in
-the original: critic_init, normalized observations, one learning rate (3e-5 for pen-human's actor).
+the original: critic_init, normalized observations, one learning rate (there 3e-5 for pen-human).
 
     critic loss   mean (Q_i(s, a) - y)^2 + eta / N D, with one of two targets and a' ~ pi(s')
                     y   = r + gamma (1 - d) (min_i Q'_i(s', a') - alpha log pi(a'|s'))   (1) shared
@@ -96,7 +96,7 @@ class Args:
 
 
 # Hyperparameters by task, the same for all datasets of a task.
-# N and eta are those of CORL's configs; the publication has no maze2d and no antmaze.
+# N and eta are those of CORL's configs, eta in part by dataset; the publication has no mazes.
 ANTMAZE = dict(reward_transform="antmaze", eval_episodes=100)
 ADROIT = dict(reward_transform="standardize", eval_episodes=100)
 TINY = dict(gradient_steps=8_000, batch_size=64, gamma=0.98)

@@ -79,8 +79,8 @@ class Args:
     track: bool = False  # log to W&B (pip install wandb; set WANDB_PROJECT and WANDB_ENTITY)
     # Algorithm
     num_critics: int = 64  # N, size of the critic ensemble
-    beta_lcb: float = -4.0  # weight of the std in the actor loss, negative (by task)
-    alpha_prime: float = 0.5  # weight of the penalty on policy actions (by task)
+    beta_lcb: float = -4.0  # weight of the std in the actor loss, negative (by task; -4: ours)
+    alpha_prime: float = 0.5  # weight of the penalty on policy actions (by task; 0.5: ours)
     alpha_start: float = 1.0  # initial entropy coefficient alpha
     independent_targets: bool = True  # use a separate target per critic
     critic_init: Literal["paper", "torch"] = "paper"  # initialization of the critics

@@ -66,7 +66,7 @@ def read_points(experiments, speeds):
 def method_name(run):
     is_sac_n = run.script == "sac_bc_n" and run.args["beta"] == 0
     num_critics = run.args.get("num_critics", 0)
-    name = "SAC-N" if is_sac_n else NAMES[run.script]
+    name = NAMES["sac_n" if is_sac_n else run.script]
     return f"{name}, N = {num_critics}" if num_critics > 2 or run.script in OFFLINE else name
 
 

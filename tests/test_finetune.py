@@ -310,7 +310,7 @@ def test_a_run_that_diverges_leaves_no_checkpoint_with_nan(script, run):
     arguments += ["--env-steps", 400, "--learning-starts", 100, "--log-frequency", 300]
     arguments += ["--eval-episodes", 1, "--learning-rate", 1e9]
     process, run_dir = run(script, *arguments, check=False)
-    assert process.returncode == 3 and "not finite, try a larger beta" in process.stderr
+    assert process.returncode == 3 and "not finite" in process.stderr
     assert not (run_dir / "checkpoint.pt").exists()
 
 

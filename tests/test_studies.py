@@ -98,7 +98,7 @@ def change_run(directory, status="finished", score=None, agent=None, **args):
 def make_run(score, **args):
     args = vars(td3_bc_n.Args(**td3_bc_n.task_defaults(td3_bc_n.Args.env_id))) | args
     history = [{"step": 1, "score": score}]
-    return Run(Path("run"), "td3_bc_n", args, {"source": "d4rl"}, history, [], 10.0, "finished")
+    return Run(Path("run"), "td3_bc_n", args, {"source": "d4rl"}, history, 10.0, "finished")
 
 
 # --- uncertainty ---

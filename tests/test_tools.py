@@ -52,15 +52,15 @@ def without_env(tmp_path_factory):
     return directory / "run"
 
 
-def make_run(returns, script="td3_bc_n", history=None, path="run", status="finished", **changes):
+def make_run(scores, script="td3_bc_n", history=None, path="run", status="finished", **changes):
     """A Run. Changes are arguments, or metadata if they are known as such."""
     metadata = {"dataset": "data", "source": "d4rl", "transitions": 10, "environment": "env-v0"}
     metadata |= {"comparable_with_paper": True, "ref_min_score": 0.0, "ref_max_score": 100.0}
     args = {"env_id": "a-v0", "seed": 1, "beta": 0.1}
     for key, value in changes.items():
         (metadata if key in metadata else args)[key] = value
-    history = history or [{"step": 1, "score": float(np.mean(returns))}]
-    return runs.Run(Path(path), script, args, metadata, history, returns, 1.0, status)
+    history = history or [{"step": 1, "score": float(np.mean(scores))}]
+    return runs.Run(Path(path), script, args, metadata, history, 1.0, status)
 
 
 def change_result(path, **changes):

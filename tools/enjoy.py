@@ -118,7 +118,7 @@ def main(args):
     for episode in range(args.episodes):
         episode_return, _, new_frames = play(agent, env, args.seed + episode, render_every)
         frames += new_frames
-        score = runs.normalized_scores(episode_return, metadata)
+        score = runs.normalized_score(episode_return, metadata)
         print(f"episode {episode + 1}: return {episode_return:.1f}, normalized score {score:.1f}")
     env.close()
     if not args.window:

@@ -24,6 +24,8 @@ twice the smallest distance to the data (BC). The columns:
     min Q    V(s0) by the critics of the run itself, their minimum (in transformed rewards)
     score    the last evaluation of the run, if it has an environment
 
+--csv also writes the share of impossible next values, the step of the run, and the doubt about it.
+
 Results are stored in fqe.json of the run directory, and used again by the same command.
 """
 

@@ -34,7 +34,7 @@ from tools.runs import (
     default_args,
     differing_settings,
     experiment_settings,
-    normalized_scores,
+    normalized_score,
     read_runs,
     write_csv,
 )
@@ -172,7 +172,7 @@ def draw_panel(experiments, axes):
         if is_online(first) and first.metadata["dataset"] and steps:  # the score before fine-tuning
             axes.axhline(mean[0], linestyle="--", color=line.get_color(), linewidth=1)
         if dataset_return(first) is not None:
-            score = normalized_scores(dataset_return(first), first.metadata)
+            score = normalized_score(dataset_return(first), first.metadata)
             behaviours[first.metadata["source"], first.metadata["dataset"]] = score
     for (source, _), score in behaviours.items():
         label = "mean of the dataset" + (f" ({source})" if len(behaviours) > 1 else "")

@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 OFFLINE, FINETUNE = ("td3_bc_n", "sac_bc_n"), ("finetune_td3_bc_n", "finetune_sac_bc_n")
 BASELINES = ("bc", "td3_bc", "iql", "cql", "edac", "msg")
 ALGORITHMS = OFFLINE + FINETUNE + BASELINES
@@ -39,7 +37,6 @@ class Run(NamedTuple):
     args: dict
     metadata: dict
     history: list  # one dict per evaluation: step and, if the agent was played, score, ...
-    returns: list  # of the last evaluation; none if never played, or read from a CSV file
     steps_per_second: float
     status: str  # running (also if it was stopped), finished, or diverged: losses not finite
 
@@ -123,7 +120,7 @@ def read_csv(path):
                     args = default_args(script, env_id) | json.loads(arguments)
                     args["seed"] = int(seed)
                     metadata = {name: json.loads(row[name]) for name in METADATA}
-                    runs[key] = Run(Path(path), script, args, metadata, [], [], 0.0, row["status"])
+                    runs[key] = Run(Path(path), script, args, metadata, [], 0.0, row["status"])
                 runs[key].history.append(entry)
                 seconds = float(row["seconds"] or "nan")  # it may be unknown
                 speed = entry["step"] / seconds if seconds else 0.0
@@ -222,6 +219,6 @@ def dataset_return(run):
     return run.metadata.get("mean_return") if same_rewards else None
 
 
-def normalized_scores(returns, metadata):
+def normalized_score(episode_return, metadata):
     low, high = metadata["ref_min_score"], metadata["ref_max_score"]
-    return 100 * (np.asarray(returns) - low) / (high - low)
+    return 100 * (episode_return - low) / (high - low)

@@ -9,9 +9,9 @@ All methods take turns in one process, so that other load on the machine affects
 are medians over 20 rounds, or fewer if the steps are slow (at least 3). td3_bc_n with N = 10 is
 always measured: its time is 1. The paper's numbers are from its table, on an RTX 2080 Ti.
 
-A step samples a batch and updates the networks, with the script's own code, on random data. There
-is no evaluation. Fine-tuning scripts have the same update; they also act in the environment. What
---compile gives is in charts/SPS of a run.
+A step samples a batch and updates the networks, with the script's own code, on random data; on a
+GPU as a CUDA graph. There is no evaluation. Fine-tuning scripts have the same update; they also act
+in the environment.
 """
 
 import ctypes

@@ -29,6 +29,7 @@ import tyro
 
 from tools import paper
 from tools.runs import (
+    DATA,
     FINETUNE,
     dataset_return,
     default_args,
@@ -189,8 +190,9 @@ def paper_score(run):
         may_differ |= {"beta", "num_critics"}
     scores = paper.SCORES.get(method, {})  # none for fine-tuning, IQL, CQL and BC
     defaults = default_args(run.script, env_id)
-    names = experiment_settings(run).keys() & defaults.keys() - may_differ
-    if env_id not in scores or any(run.args[name] != defaults[name] for name in names):
+    settings = experiment_settings(run).items()
+    differing = {name for name, value in settings if value != defaults.get(name)}
+    if env_id not in scores or not differing <= may_differ | set(DATA):
         return ""
     score = f"{scores[env_id]:.1f}"
     if run.metadata.get("comparable_with_paper"):

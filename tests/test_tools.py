@@ -212,7 +212,7 @@ def test_runs_on_other_data_are_other_experiments_in_a_csv_file_too(tmp_path):
     assert plot.table(plot.group(again)) == plot.table(plot.group(written))
 
 
-@pytest.mark.parametrize("name", ["beta-rules", "bundled", "maze2d-umaze", "methods"])
+@pytest.mark.parametrize("name", ["beta-rules", "bundled", "maze2d-umaze", "methods", "ogbench"])
 def test_the_documented_results_can_be_read(name):
     """Those of hopper.csv are below; fqe-tiny.csv is of tools.fqe."""
     read = runs.read_csv(ROOT / f"docs/results/{name}.csv")

@@ -189,10 +189,11 @@ def paper_score(run):
         method = "sac_n"  # on halfcheetah, beta is 0 in SAC-BC-N, too
         may_differ |= {"beta", "num_critics"}
     scores = paper.SCORES.get(method, {})  # none for fine-tuning, IQL, CQL and BC
-    defaults = default_args(run.script, env_id)
-    settings = experiment_settings(run).items()
-    differing = {name for name, value in settings if value != defaults.get(name)}
-    if env_id not in scores or not differing <= may_differ | set(DATA):
+    if env_id not in scores:
+        return ""
+    settings, defaults = experiment_settings(run), default_args(run.script, env_id)
+    differing = {name for name in settings if settings[name] != defaults.get(name)}
+    if differing - may_differ - set(DATA):
         return ""
     score = f"{scores[env_id]:.1f}"
     if run.metadata.get("comparable_with_paper"):

@@ -130,6 +130,11 @@ def test_gap_lowers_beta_while_the_gain_is_small(history):
     assert found[80] == pytest.approx(0.2 * math.exp(-0.1 * 39), rel=1e-3)
 
 
+def test_log_beta_stays_above_minus_7(history):
+    found = betas(history("gap", delta=1e3, rate=1.0))
+    assert found[80] == pytest.approx(math.exp(-7))
+
+
 def test_cloning_error_is_that_of_an_imitating_policy():
     data, _, _ = td3_bc_n.load_data("tiny-maze2d-umaze-v0")
     data = td3_bc_n.Transitions(*map(torch.as_tensor, data))
